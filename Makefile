@@ -1,0 +1,23 @@
+# Thin front door; CMake does the work. BUILD=dir for another build folder.
+BUILD ?= build
+JOBS ?= $(shell nproc)
+
+.PHONY: all deps test install clean
+all: $(BUILD)/build.ninja
+	@ninja -C $(BUILD) -j $(JOBS) vla_program
+
+deps:
+	@tools/deps
+
+$(BUILD)/build.ninja: CMakeLists.txt
+	@tools/deps
+	@cmake -S . -B $(BUILD) -G Ninja >$(BUILD).log 2>&1 || { cat $(BUILD).log; exit 1; }
+
+test: $(BUILD)/build.ninja
+	@tests/run $(BUILD)
+
+install: all
+	@cmake --install $(BUILD)
+
+clean:
+	rm -rf $(BUILD)

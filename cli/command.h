@@ -1,0 +1,35 @@
+/* The program's commands. One row per command in COMMANDS (cli/main.c); each has its own file. */
+#ifndef CLI_COMMAND_H
+#define CLI_COMMAND_H
+
+#include "vla/error.h"
+
+/* Exit codes of the program. */
+enum {
+    EXIT_DONE = 0,
+    EXIT_USAGE = 2,     /* usage or configuration */
+    EXIT_DATA = 3,      /* data or file */
+    EXIT_MEMORY = 4,
+    EXIT_NONFINITE = 5,
+    EXIT_RANK = 6,
+    EXIT_SAVED = 75,    /* saved on SIGTERM or SIGINT */
+};
+
+/* argv[0] is the command's own name. Returns an exit code. */
+typedef int (*command_fn)(int argc, char **argv);
+
+/* Prints "vla NAME: message" and the hint to stderr; returns the exit code that belongs to the status. */
+int command_fail(const char *name, const vla_error *err);
+/* Prints the text when argv holds --help or -h; true when it did. */
+int command_help(int argc, char **argv, const char *text);
+/* Says that an argument is not understood, naming the nearest known one. Returns EXIT_USAGE. */
+int command_unknown(const char *name, const char *argument, const char *const *known, int count);
+
+#define COMMANDS(X)                                        \
+    X(parity, "compare with recorded results of the reference")
+
+#define X(name, text) int command_##name(int argc, char **argv);
+COMMANDS(X)
+#undef X
+
+#endif

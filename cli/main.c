@@ -1,0 +1,97 @@
+/* The program `vla`: finds the command and maps a status to an exit code, in one place. */
+#include "command.h"
+
+#include "base/text.h"
+#include "vla/api.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static const struct {
+    const char *name, *text;
+    command_fn run;
+} commands[] = {
+#define X(name, text) {#name, text, command_##name},
+    COMMANDS(X)
+#undef X
+};
+enum { COMMAND_COUNT = sizeof commands / sizeof *commands };
+
+/* Command names carry dashes where C names carry underscores. */
+static int same_name(const char *name, const char *typed)
+{
+    for (; *name && *typed; name++, typed++)
+        if (*name != *typed && !(*name == '_' && *typed == '-'))
+            return 0;
+    return *name == *typed;
+}
+
+int command_fail(const char *name, const vla_error *err)
+{
+    fprintf(stderr, "vla %s: %s\n", name, err->message);
+    if (err->hint[0])
+        fprintf(stderr, "  hint: %s\n", err->hint);
+    switch (err->status) {
+    case VLA_E_INVALID:
+    case VLA_E_UNSUPPORTED: return EXIT_USAGE;
+    case VLA_E_NOMEM:
+    case VLA_E_DEVICE_NOMEM: return EXIT_MEMORY;
+    case VLA_E_NONFINITE: return EXIT_NONFINITE;
+    case VLA_E_NCCL: return EXIT_RANK;
+    case VLA_E_CANCELLED: return EXIT_SAVED;
+    default: return EXIT_DATA;
+    }
+}
+
+int command_help(int argc, char **argv, const char *text)
+{
+    for (int i = 1; i < argc; i++)
+        if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h"))
+            return fputs(text, stdout), 1;
+    return 0;
+}
+
+int command_unknown(const char *name, const char *argument, const char *const *known, int count)
+{
+    const char *near = vlai_nearest(argument, known, (size_t)count);
+    fprintf(stderr, "vla %s: unknown argument '%s'", name, argument);
+    if (near)
+        fprintf(stderr, "; did you mean '%s'?", near);
+    fprintf(stderr, "\n  hint: vla %s --help lists what it takes\n", name);
+    return EXIT_USAGE;
+}
+
+static void usage(FILE *to)
+{
+    fprintf(to, "vla %s: trains vision-language-action robot policies\n\nUsage: vla COMMAND [arguments]\n\n", VLA_VERSION);
+    for (int i = 0; i < COMMAND_COUNT; i++) {
+        fputs("  ", to);
+        int n = 0;
+        for (const char *c = commands[i].name; *c; c++, n++)
+            fputc(*c == '_' ? '-' : *c, to);
+        fprintf(to, "%*s %s\n", n < 12 ? 12 - n : 0, "", commands[i].text);
+    }
+    fputs("\nvla COMMAND --help explains one, with examples.\n", to);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc < 2 || !strcmp(argv[1], "--help") || !strcmp(argv[1], "-h")) {
+        usage(argc < 2 ? stderr : stdout);
+        return argc < 2 ? EXIT_USAGE : EXIT_DONE;
+    }
+    if (!strcmp(argv[1], "--version")) {
+        printf("vla %s; reads LeRobot v2.0, v2.1, v3.0\n", VLA_VERSION);
+        return EXIT_DONE;
+    }
+    const char *names[COMMAND_COUNT];
+    for (int i = 0; i < COMMAND_COUNT; i++) {
+        if (same_name(commands[i].name, argv[1]))
+            return commands[i].run(argc - 1, argv + 1);
+        names[i] = commands[i].name;
+    }
+    const char *near = vlai_nearest(argv[1], names, COMMAND_COUNT);
+    fprintf(stderr, "vla: unknown command '%s'%s%s%s\n", argv[1], near ? "; did you mean '" : "", near ? near : "",
+            near ? "'?" : "");
+    return EXIT_USAGE;
+}

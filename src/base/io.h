@@ -1,0 +1,65 @@
+/* Files: whole-file reads, read-only maps, and writes that are complete or absent.
+ *
+ * A directory or file that must never be seen half written is made under a temporary name in the same parent, synced,
+ * and renamed by vlai_publish; the parent directory is synced after. All writes go through vlai_io_write, so that a
+ * test can make the Nth one fail (vlai_io_fail_nth). */
+#ifndef VLAI_IO_H
+#define VLAI_IO_H
+
+#include "vla/error.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+VLA_BEGIN_DECLS
+
+typedef struct vlai_map {
+    const uint8_t *data; /* NULL for an empty file */
+    size_t size;
+} vlai_map;
+
+vla_status vlai_map_open(const char *path, vlai_map *out, vla_error *err);
+void vlai_map_close(vlai_map *map);
+
+/* Reads a whole file of at most `limit` bytes (0 = 1 GiB) into a zero-terminated buffer released with vlai_free. */
+vla_status vlai_read_file(const char *path, size_t limit, char **out, size_t *size, vla_error *err);
+
+/* Buffered writer of one file. On any error the file is closed and unlinked. */
+typedef struct vlai_writer {
+    int fd;
+    uint64_t offset; /* bytes accepted so far */
+    uint8_t *buffer;
+    size_t used;
+    char *path;
+} vlai_writer;
+
+vla_status vlai_writer_open(vlai_writer *writer, const char *path, vla_error *err);
+vla_status vlai_writer_put(vlai_writer *writer, const void *data, size_t size, vla_error *err);
+vla_status vlai_writer_close(vlai_writer *writer, vla_error *err); /* flush, fsync, close */
+void vlai_writer_abort(vlai_writer *writer);                       /* close and unlink; accepts a closed writer */
+
+/* Writes `path` whole or not at all: temporary name, fsync, rename, fsync of the directory. */
+vla_status vlai_write_file_atomic(const char *path, const void *data, size_t size, vla_error *err);
+/* Renames a synced temporary file or directory to its final name and syncs the parent directory. */
+vla_status vlai_publish(const char *temporary, const char *path, vla_error *err);
+
+vla_status vlai_mkdirs(const char *path, vla_error *err);
+vla_status vlai_sync_dir(const char *path, vla_error *err);
+vla_status vlai_remove_tree(const char *path, vla_error *err); /* absent is fine */
+bool vlai_is_dir(const char *path);
+bool vlai_is_file(const char *path);
+/* Joins with one slash into `out` (at most `size` bytes); false when it does not fit. An absolute `name` wins. */
+bool vlai_path_join(char *out, size_t size, const char *dir, const char *name);
+
+/* Names in a directory without "." and "..", sorted bytewise. Released with vlai_free of each and of the array. */
+vla_status vlai_list_dir(const char *path, char ***names, size_t *count, vla_error *err);
+void vlai_names_free(char **names, size_t count);
+
+/* Test seam: the Nth write, fsync or rename from now on fails with ENOSPC (1 = the next). 0 switches it off. Returns
+ * how many such operations have been counted since the last call. */
+uint64_t vlai_io_fail_nth(uint64_t nth);
+
+VLA_END_DECLS
+
+#endif

@@ -1,0 +1,85 @@
+#include "test.h"
+
+#include "base/memory.h"
+#include "base/pool.h"
+#include "base/rng.h"
+#include "base/text.h"
+
+#include <math.h>
+
+/* Known answers of Random123's kat_vectors for philox4x32-10. */
+static void philox_known_answers(void **state)
+{
+    (void)state;
+    uint32_t zero[4] = {0}, key0[2] = {0}, out[4];
+    vlai_philox(zero, key0, out);
+    assert_int_equal(out[0], 0x6627e8d5u);
+    assert_int_equal(out[1], 0xe169c58du);
+    assert_int_equal(out[2], 0xbc57ac4cu);
+    assert_int_equal(out[3], 0x9b00dbd8u);
+    uint32_t ones[4] = {~0u, ~0u, ~0u, ~0u}, key1[2] = {~0u, ~0u};
+    vlai_philox(ones, key1, out);
+    assert_int_equal(out[0], 0x408f276du);
+    assert_int_equal(out[1], 0x41c83b0eu);
+    assert_int_equal(out[2], 0xa20bc7c6u);
+    assert_int_equal(out[3], 0x6d5451fdu);
+}
+
+static void normal_moments_and_splits(void **state)
+{
+    (void)state;
+    enum { N = 20000 };
+    static float a[N], b[N];
+    vlai_rng_key key = {.seed = 7, .stream = VLAI_RNG_TRAIN, .position = 3, .site = 1};
+    vlai_rng_normal(&key, 0, N, a);
+    vlai_rng_normal(&key, 0, 7, b);
+    vlai_rng_normal(&key, 7, N - 7, b + 7);
+    assert_memory_equal(a, b, sizeof a);
+    double sum = 0, square = 0;
+    for (int i = 0; i < N; i++) {
+        sum += a[i];
+        square += (double)a[i] * a[i];
+    }
+    assert_true(fabs(sum / N) < 4 / sqrt(N));
+    assert_true(fabs(square / N - 1) < 4 * sqrt(2.0 / N));
+}
+
+static void count_tile(void *context, int64_t tile, int thread)
+{
+    (void)thread;
+    ((int *)context)[tile]++;
+}
+
+static void pool_runs_each_tile_once(void **state)
+{
+    (void)state;
+    vla_error err = VLA_ERROR_INIT;
+    vlai_pool *pool;
+    assert_ok(vlai_pool_create(4, &pool, &err), err);
+    int seen[1000] = {0};
+    for (int round = 1; round <= 50; round++) {
+        vlai_pool_run(pool, 1000, count_tile, seen);
+        for (int i = 0; i < 1000; i++)
+            assert_int_equal(seen[i], round);
+    }
+    vlai_pool_destroy(pool);
+}
+
+static void nearest_word(void **state)
+{
+    (void)state;
+    const char *known[] = {"learning_rate", "weight_decay", "seed"};
+    assert_string_equal(vlai_nearest("learnign_rate", known, 3), "learning_rate");
+    assert_null(vlai_nearest("zzzzzzzz", known, 3));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(philox_known_answers),
+        cmocka_unit_test(normal_moments_and_splits),
+        cmocka_unit_test(pool_runs_each_tile_once),
+        cmocka_unit_test(nearest_word),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
