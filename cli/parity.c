@@ -1,2 +1,147 @@
+/* vla parity: runs golden case folders and prints PASS or FAIL with the worst error of each quantity. */
 #include "command.h"
-int command_parity(int argc, char **argv) { (void)argc; (void)argv; return EXIT_USAGE; }
+
+#include "base/io.h"
+#include "base/memory.h"
+#include "parity/parity.h"
+
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+static const char help[] =
+    "Usage: vla parity [--json] [--verbose] [--numerics fp32|bf16] [--device cpu] DIR...\n\n"
+    "Runs golden cases: folders with a case.json that says what to compute and what the reference computed. A DIR that\n"
+    "holds case folders runs all of them. Exit code 0 only if every case passed.\n\n"
+    "  --verbose    one line per tensor\n"
+    "  --json       one JSON object per case and line: case, pass, quantities with error, bound and worst tensor\n\n"
+    "Examples:\n"
+    "  vla parity tests/golden\n"
+    "  vla parity --verbose tests/golden/wallx-flow-xloss\n";
+
+typedef struct {
+    bool json, verbose;
+    const char *numerics, *device;
+    int passed, failed, skipped;
+} options;
+
+static void print_text(const vlai_parity_case *c, bool pass)
+{
+    printf("%s %s\n", c->skipped ? "SKIP" : pass ? "PASS" : "FAIL", c->name);
+    if (c->skipped)
+        printf("    %s\n", c->note);
+    for (int i = 0; i < c->count; i++) {
+        const vlai_parity_quantity *q = &c->quantities[i];
+        printf("    %-4s %-16s worst %.3g of %.3g  (%s, %lld compared)\n", q->pass ? "ok" : "FAIL", q->name, q->error,
+               q->bound, q->tensor, (long long)q->tensors);
+    }
+}
+
+static json_t *number(double x)
+{
+    return isfinite(x) ? json_real(x) : json_string(isnan(x) ? "nan" : "inf");
+}
+
+static void print_json(const vlai_parity_case *c, bool pass, const char *error)
+{
+    json_t *quantities = json_object();
+    for (int i = 0; i < c->count; i++) {
+        const vlai_parity_quantity *q = &c->quantities[i];
+        json_object_set_new(quantities, q->name,
+                            json_pack("{s:b, s:o, s:o, s:s, s:I}", "pass", q->pass, "error", number(q->error), "bound",
+                                      number(q->bound), "tensor", q->tensor, "compared", (json_int_t)q->tensors));
+    }
+    json_t *object = json_pack("{s:s, s:b, s:o}", "case", c->name, "pass", pass, "quantities", quantities);
+    if (c->skipped)
+        json_object_set_new(object, "skipped", json_string(c->note));
+    if (error)
+        json_object_set_new(object, "error", json_string(error));
+    json_dumpf(object, stdout, JSON_COMPACT);
+    putchar('\n');
+    json_decref(object);
+}
+
+static void run_case(const char *dir, options *o)
+{
+    vla_error err = VLA_ERROR_INIT;
+    vlai_parity_case *c = vlai_calloc(1, sizeof *c);
+    if (!c) {
+        o->failed++;
+        return;
+    }
+    c->verbose = o->verbose && !o->json;
+    c->numerics = o->numerics;
+    c->device = o->device;
+    vla_status status = vlai_parity_run(dir, c, &err);
+    bool pass = status == VLA_OK && (c->count > 0 || c->skipped);
+    for (int i = 0; i < c->count; i++)
+        pass = pass && c->quantities[i].pass;
+    if (!c->name[0])
+        snprintf(c->name, sizeof c->name, "%s", dir);
+    if (o->json)
+        print_json(c, pass, status == VLA_OK ? NULL : err.message);
+    else
+        print_text(c, pass);
+    if (status != VLA_OK) {
+        fprintf(stderr, "vla parity: %s\n", err.message);
+        if (err.hint[0])
+            fprintf(stderr, "  hint: %s\n", err.hint);
+    }
+    fflush(stdout);
+    o->passed += pass && !c->skipped;
+    o->skipped += pass && c->skipped;
+    o->failed += !pass;
+    vlai_parity_case_fini(c);
+    vlai_free(c);
+}
+
+static vla_status run_folder(const char *dir, options *o, vla_error *err)
+{
+    char path[4096];
+    if (vlai_path_join(path, sizeof path, dir, "case.json") && vlai_is_file(path)) {
+        run_case(dir, o);
+        return VLA_OK;
+    }
+    char **names;
+    size_t count;
+    vla_status status = vlai_list_dir(dir, &names, &count, err);
+    for (size_t i = 0; i < count; i++) {
+        char sub[4096];
+        if (vlai_path_join(sub, sizeof sub, dir, names[i]) && vlai_path_join(path, sizeof path, sub, "case.json") &&
+            vlai_is_file(path))
+            run_case(sub, o);
+    }
+    vlai_names_free(names, count);
+    return status;
+}
+
+int command_parity(int argc, char **argv)
+{
+    static const char *const known[] = {"--json", "--verbose", "--numerics", "--device", "--help"};
+    if (command_help(argc, argv, help))
+        return EXIT_DONE;
+    options o = {.numerics = "fp32", .device = "cpu"};
+    vla_error err = VLA_ERROR_INIT;
+    for (int i = 1; i < argc; i++) {
+        if (!strcmp(argv[i], "--json"))
+            o.json = true;
+        else if (!strcmp(argv[i], "--verbose"))
+            o.verbose = true;
+        else if (!strcmp(argv[i], "--numerics") && i + 1 < argc)
+            o.numerics = argv[++i];
+        else if (!strcmp(argv[i], "--device") && i + 1 < argc)
+            o.device = argv[++i];
+        else if (argv[i][0] == '-')
+            return command_unknown("parity", argv[i], known, 5);
+        else if (run_folder(argv[i], &o, &err) != VLA_OK)
+            return command_fail("parity", &err);
+    }
+    if (o.passed + o.failed + o.skipped == 0) {
+        fputs("vla parity: no case was run\n  hint: name a folder with a case.json, or a folder of such folders\n", stderr);
+        return EXIT_USAGE;
+    }
+    if (!o.json)
+        printf("%d passed, %d failed, %d skipped\n", o.passed, o.failed, o.skipped);
+    return o.failed ? EXIT_DATA : EXIT_DONE;
+}

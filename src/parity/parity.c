@@ -1,0 +1,159 @@
+#include "parity/parity.h"
+
+#include "base/fail.h"
+#include "base/io.h"
+#include "base/json.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+/* A stage whose file has not joined yet says so instead of failing to link. */
+#define X(name, c_name)                                                                        \
+    __attribute__((weak)) vla_status vlai_parity_##c_name(vlai_parity_case *c, vla_error *err) \
+    {                                                                                          \
+        (void)c;                                                                               \
+        return vlai_fail(err, VLA_E_UNSUPPORTED, "stage '%s' is not in this build", name);     \
+    }
+VLAI_PARITY_STAGES(X)
+#undef X
+
+static const struct {
+    const char *name;
+    vla_status (*run)(vlai_parity_case *, vla_error *);
+} stages[] = {
+#define X(name, c_name) {name, vlai_parity_##c_name},
+    VLAI_PARITY_STAGES(X)
+#undef X
+};
+
+void vlai_parity_report(vlai_parity_case *c, const char *quantity, const char *tensor, double error, double bound)
+{
+    bool pass = error <= bound; /* false for NaN */
+    if (c->verbose)
+        printf("  %-5s %-16s %-60s error %.3g bound %.3g\n", pass ? "ok" : "FAIL", quantity, tensor, error, bound);
+    vlai_parity_quantity *q = NULL;
+    for (int i = 0; i < c->count && !q; i++)
+        if (!strcmp(c->quantities[i].name, quantity))
+            q = &c->quantities[i];
+    if (!q) {
+        if (c->count == (int)(sizeof c->quantities / sizeof *c->quantities))
+            q = &c->quantities[c->count - 1];
+        else
+            q = &c->quantities[c->count++];
+        snprintf(q->name, sizeof q->name, "%s", quantity);
+        q->pass = true;
+        q->error = -1;
+    }
+    q->tensors++;
+    double ratio = bound > 0 ? error / bound : error > 0 ? INFINITY : 0;
+    double worst = q->error < 0 ? -1 : q->bound > 0 ? q->error / q->bound : q->error > 0 ? INFINITY : 0;
+    if (isnan(error) || ratio > worst || q->error < 0 || (!pass && q->pass)) {
+        q->error = error;
+        q->bound = bound;
+        snprintf(q->tensor, sizeof q->tensor, "%s", tensor);
+    }
+    q->pass = q->pass && pass;
+}
+
+vla_status vlai_parity_path(const vlai_parity_case *c, const char *file, char *out, size_t size, vla_error *err)
+{
+    const char *base = strncmp(file, "assets/", 7) == 0 ? c->golden : c->dir;
+    if (!vlai_path_join(out, size, base, file))
+        return vlai_fail(err, VLA_E_INVALID, "%s/%s: path too long", base, file);
+    return VLA_OK;
+}
+
+vla_status vlai_parity_open(const vlai_parity_case *c, const char *file, vlai_safetensors **out, vla_error *err)
+{
+    char path[4096];
+    VLA_TRY(vlai_parity_path(c, file, path, sizeof path, err));
+    return vlai_safetensors_open(path, out, err);
+}
+
+vla_status vlai_parity_json(const vlai_parity_case *c, const char *file, json_t **out, vla_error *err)
+{
+    char path[4096];
+    VLA_TRY(vlai_parity_path(c, file, path, sizeof path, err));
+    return vlai_json_load(path, out, err);
+}
+
+static bool names_output(const char *key, const char *output)
+{
+    size_t n = strlen(output);
+    for (const char *p = key; (p = strstr(p, output)); p++)
+        if ((p == key || p[-1] == ' ' || p[-1] == ',') && (p[n] == 0 || p[n] == ','))
+            return true;
+    return false;
+}
+
+double vlai_parity_bound(const vlai_parity_case *c, const char *output)
+{
+    const json_t *bounds = json_object_get(c->meta, "bound"), *value = json_object_get(bounds, output);
+    const char *key;
+    json_t *entry;
+    json_object_foreach((json_t *)bounds, key, entry)
+        if (!value && names_output(key, output))
+            value = entry;
+    if (!value)
+        value = json_object_get(bounds, "*");
+    if (json_is_object(value)) {
+        const json_t *abs_bound = json_object_get(value, "abs");
+        value = abs_bound ? abs_bound : json_object_get(value, "rel");
+    }
+    return json_number_value(value);
+}
+
+double vlai_parity_max_abs(const float *got, const float *want, int64_t n)
+{
+    double worst = 0;
+    for (int64_t i = 0; i < n; i++) {
+        if (isnan(got[i]) && isnan(want[i]))
+            continue;
+        double d = got[i] == want[i] ? 0 : fabs((double)got[i] - (double)want[i]);
+        if (isnan(d))
+            return INFINITY;
+        if (d > worst)
+            worst = d;
+    }
+    return worst;
+}
+
+double vlai_parity_rel_l2(const float *got, const float *want, int64_t n)
+{
+    double difference = 0, norm = 0;
+    for (int64_t i = 0; i < n; i++) {
+        double d = (double)got[i] - (double)want[i];
+        difference += d * d;
+        norm += (double)want[i] * (double)want[i];
+    }
+    if (norm == 0)
+        return difference == 0 ? 0 : isnan(difference) ? NAN : INFINITY;
+    return sqrt(difference / norm);
+}
+
+vla_status vlai_parity_run(const char *dir, vlai_parity_case *c, vla_error *err)
+{
+    snprintf(c->dir, sizeof c->dir, "%s", dir);
+    size_t n = strlen(c->dir);
+    while (n > 1 && c->dir[n - 1] == '/')
+        c->dir[--n] = 0;
+    snprintf(c->golden, sizeof c->golden, "%s/..", c->dir);
+    VLA_TRY(vlai_parity_json(c, "case.json", &c->meta, err));
+    const char *kind, *name, *stage;
+    VLA_TRY(vlai_json_string(c->meta, "case", c->dir, "case.json", &name, err));
+    snprintf(c->name, sizeof c->name, "%s", name);
+    VLA_TRY(vlai_json_string(c->meta, "kind", "", "case.json", &kind, err));
+    VLA_TRY(vlai_json_string(c->meta, strcmp(kind, "model") ? "stage" : "component", "", "case.json", &stage, err));
+    for (size_t i = 0; i < sizeof stages / sizeof *stages; i++)
+        if (!strcmp(stages[i].name, stage))
+            return vlai_prefix(err, stages[i].run(c, err), "%s", c->name);
+    return vlai_fail(err, VLA_E_UNSUPPORTED, "%s: unknown %s '%s'", c->dir,
+                     strcmp(kind, "model") ? "stage" : "component", stage);
+}
+
+void vlai_parity_case_fini(vlai_parity_case *c)
+{
+    json_decref(c->meta);
+    c->meta = NULL;
+}

@@ -1,0 +1,85 @@
+/* Comparing with recorded results of the reference: golden cases (form: the README of the golden folder).
+ *
+ * A case is input data. The runner reads case.json, picks the stage's function from the table below, and that function
+ * reports every quantity it compared: its error against its bound. A case passes when every report is within its bound
+ * and at least one was made. */
+#ifndef VLAI_PARITY_H
+#define VLAI_PARITY_H
+
+#include "format/safetensors.h"
+#include "vla/error.h"
+
+#include <jansson.h>
+#include <stdbool.h>
+
+VLA_BEGIN_DECLS
+
+/* One row per stage of a data case, and per component of a model case: name in case.json, C name. */
+#define VLAI_PARITY_STAGES(X)                 \
+    X("tokenize", tokenize)                   \
+    X("prompt", prompt)                       \
+    X("state-string", state_string)           \
+    X("resize", resize)                       \
+    X("image-processor", image_processor)     \
+    X("normalise", normalise)                 \
+    X("sample-time", sample_time)             \
+    X("rotation", rotation)                   \
+    X("lr", lr)                               \
+    X("order", order)                         \
+    X("batch", batch)                         \
+    X("norm-stats", norm_stats)               \
+    X("lerobot-read", lerobot_read)           \
+    X("policy", policy)                       \
+    X("vision", vision)                       \
+    X("rope", rope)                           \
+    X("attention-mask", attention_mask)       \
+    X("sample", sample)
+
+/* The worst tensor of one quantity ("loss", "grads", "input_ids", ...). */
+typedef struct vlai_parity_quantity {
+    char name[48], tensor[160];
+    double error, bound; /* of the tensor with the largest error/bound; pass means error <= bound */
+    int64_t tensors;     /* how many were compared */
+    bool pass;
+} vlai_parity_quantity;
+
+typedef struct vlai_parity_case {
+    char dir[2048];    /* the case folder */
+    char golden[2048]; /* its parent; "assets/..." is looked up there */
+    char name[128];
+    json_t *meta;      /* case.json */
+    const char *numerics, *device; /* "fp32", "cpu" */
+    bool verbose;      /* print each tensor */
+    vlai_parity_quantity quantities[64];
+    int count;
+    bool skipped;      /* the stage does not apply on this device; `note` says why */
+    char note[256];
+} vlai_parity_case;
+
+/* Records one comparison: folded into the quantity of that name. NaN errors fail. */
+void vlai_parity_report(vlai_parity_case *c, const char *quantity, const char *tensor, double error, double bound);
+
+/* Opens FILE of the case folder ("inputs.safetensors"); `assets/x` names resolve beside the case. */
+vla_status vlai_parity_open(const vlai_parity_case *c, const char *file, vlai_safetensors **out, vla_error *err);
+vla_status vlai_parity_json(const vlai_parity_case *c, const char *file, json_t **out, vla_error *err);
+vla_status vlai_parity_path(const vlai_parity_case *c, const char *file, char *out, size_t size, vla_error *err);
+
+/* The bound of one output: case.json "bound" holds 0, a number, {"abs": x} or {"rel": x} per output name or "*"; several
+ * names may share a key separated by ", ". An output without an entry gets 0 (exact). */
+double vlai_parity_bound(const vlai_parity_case *c, const char *output);
+
+/* Compares arrays: largest |a-b| (inf when a NaN stands on one side only or the shapes differ), and relative L2. */
+double vlai_parity_max_abs(const float *got, const float *want, int64_t n);
+double vlai_parity_rel_l2(const float *got, const float *want, int64_t n);
+
+#define X(name, c_name) vla_status vlai_parity_##c_name(vlai_parity_case *c, vla_error *err);
+VLAI_PARITY_STAGES(X)
+#undef X
+
+/* Runs one case folder and fills `c`. An error means the case could not be run at all. */
+vla_status vlai_parity_run(const char *dir, vlai_parity_case *c, vla_error *err);
+void vlai_parity_case_fini(vlai_parity_case *c);
+
+VLA_END_DECLS
+
+#endif
