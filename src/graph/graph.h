@@ -1,0 +1,114 @@
+/* The graph's inside: what passes read and write. Public face: vla/graph.h.
+ *
+ * Values and nodes are indices into growing arrays. The node list is the execution order: a node stands after the
+ * producers of its inputs (vlai_graph_verify). */
+#ifndef VLAI_GRAPH_H
+#define VLAI_GRAPH_H
+
+#include "base/memory.h"
+#include "base/text.h"
+#include "vla/graph.h"
+
+#include <stdbool.h>
+
+VLA_BEGIN_DECLS
+
+enum { VLAI_MAX_INPUTS = 12, VLAI_MAX_OUTPUTS = 4 };
+
+/* Operation codes, one per row of ops.def. */
+typedef enum vlai_op {
+#define VLA_OP(name, ...) VLAI_OP_##name,
+#include "ops/ops.def"
+#undef VLA_OP
+    VLAI_OP_COUNT
+} vlai_op;
+
+typedef enum vlai_kind {
+    VLAI_TEMP,  /* output of a node */
+    VLAI_INPUT, /* filled before each run */
+    VLAI_PARAM, /* persistent, by checkpoint name: the compute copy */
+    VLAI_STATE, /* persistent, by name: gradients, moments, low bits of masters */
+} vlai_kind;
+
+typedef struct vlai_value_info {
+    vlai_kind kind;
+    vla_dtype dtype; /* may be symbolic before the precision pass */
+    int rank;
+    int64_t shape[VLA_MAX_RANK];
+    int64_t elements;
+    const char *name; /* NULL for most temporaries; named temporaries survive until the end of the run */
+    int32_t producer; /* node, or -1 */
+    bool frozen;      /* PARAM: not trained */
+    bool touched;     /* PARAM: the reference's autograd reaches it even where its gradient is exactly zero */
+    int32_t layer;    /* region for recompute: -1 none, else the builder's layer when it was made */
+} vlai_value_info;
+
+/* Attributes: one typed struct per family. Unused bytes are zero. */
+typedef union vlai_attrs {
+    struct { int transpose_a, transpose_b; vla_dtype dtype; } matmul;                           /* dtype: of the result */
+    struct { double value; vla_dtype dtype; int rank; int64_t shape[VLA_MAX_RANK]; } fill;      /* fill, reshape, scale, cast */
+    struct { double eps; vla_dtype dtype; } norm;                                               /* dtype: of dweight */
+    vla_rope_options rope_table;
+    struct { int head_dim, inverse; } rope;
+    vla_attention_options attention;
+    struct { int64_t rows, skip; vla_dtype dtype; } rows; /* gather_rows, scatter_add_rows */
+    struct { int64_t first, count; } slice;               /* slice_rows: first, count; pad_rows: first, rows; expand: count */
+    struct { int n; int64_t widths[VLAI_MAX_OUTPUTS]; } split;
+    struct { int dim; double period; } sinusoid;
+    vla_patchify_options patchify;
+    struct { double beta1, beta2, eps, weight_decay; int group; } adamw;
+    struct { double max_norm; int64_t index; } clip;      /* sum_squares: index; clip_factor: max_norm, 0 = no clip */
+} vlai_attrs;
+
+typedef struct vlai_node {
+    vlai_op op;
+    int32_t inputs[VLAI_MAX_INPUTS]; /* values; VLA_NONE for an optional operand left out */
+    int32_t outputs[VLAI_MAX_OUTPUTS];
+    int8_t n_inputs, n_outputs;
+    bool backward;  /* added by autodiff or after it */
+    bool recompute; /* a copy made by the recompute pass */
+    int32_t layer;  /* see vlai_value_info.layer; a backward node carries that of the node it differentiates */
+    vlai_attrs attrs;
+} vlai_node;
+
+struct vla_graph {
+    vlai_arena names;
+    vlai_value_info *values;
+    size_t n_values, cap_values;
+    vlai_node *nodes;
+    size_t n_nodes, cap_nodes;
+    int32_t *gradient; /* value -> its gradient, for values below n_gradient; NULL before vla_graph_backward */
+    size_t n_gradient;
+    int32_t layer;     /* given to new nodes and values */
+    bool backward;     /* given to new nodes */
+    vla_value loss;
+    vla_error error;   /* the first error of a builder call */
+};
+
+/* Adds a node: infers the outputs by the op's rule and writes their values to `outputs` (may be NULL). */
+vla_status vlai_graph_add(vla_graph *g, vlai_op op, int n_inputs, const vla_value *inputs, const vlai_attrs *attrs,
+                          vla_value *outputs);
+/* The usual case of one result; VLA_NONE after an error. */
+vla_value vlai_graph_op(vla_graph *g, vlai_op op, int n_inputs, const vla_value *inputs, const vlai_attrs *attrs);
+/* A new value without producer. */
+vla_value vlai_graph_leaf(vla_graph *g, vlai_kind kind, const char *name, vla_dtype dtype, int rank,
+                          const int64_t *shape);
+/* Marks the region of what is added from now on: layer index, or -1. */
+void vlai_graph_layer(vla_graph *g, int32_t layer);
+void vlai_graph_touch(vla_graph *g, vla_value param);
+
+/* Every node after the producers of its inputs, each value made once, shapes as the rules say; the message names the
+ * pass (`after`) and the first bad node. */
+vla_status vlai_graph_verify(const vla_graph *g, const char *after, vla_error *err);
+void vlai_graph_print(const vla_graph *g, vlai_text *out);
+void vlai_graph_print_value(const vla_graph *g, vla_value v, vlai_text *out); /* %12 bf16 [324,1280] "name" */
+const char *vlai_graph_dtype_name(vla_dtype dtype);                            /* also the symbolic ones */
+
+/* Replaces every use of `from` as an operand by `to`, in nodes first..end. */
+void vlai_graph_replace(vla_graph *g, vla_value from, vla_value to, size_t first);
+/* Drops the nodes whose flag is false, keeping order; producers are renumbered. */
+void vlai_graph_keep(vla_graph *g, const bool *keep);
+
+VLA_END_DECLS
+
+#endif
