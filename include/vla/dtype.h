@@ -20,6 +20,7 @@
     X(U64, 8, "U64")
 
 typedef enum vla_dtype {
+    VLA_DTYPE_NONE, /* zero: not given */
 #define VLA_X(name, bytes, spelling) VLA_##name,
     VLA_DTYPE_MAP(VLA_X)
 #undef VLA_X

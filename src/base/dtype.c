@@ -4,7 +4,8 @@ static const struct {
     size_t bytes;
     const char *name;
 } table[VLA_DTYPE_COUNT] = {
-#define VLA_X(name, bytes, spelling) {bytes, spelling},
+    [VLA_DTYPE_NONE] = {0, "?"},
+#define VLA_X(name, bytes, spelling) [VLA_##name] = {bytes, spelling},
     VLA_DTYPE_MAP(VLA_X)
 #undef VLA_X
 };

@@ -85,6 +85,11 @@ struct vla_graph {
     vla_error error;   /* the first error of a builder call */
 };
 
+static inline const vlai_value_info *vlai_value(const vla_graph *g, vla_value v)
+{
+    return &g->values[v];
+}
+
 /* Adds a node: infers the outputs by the op's rule and writes their values to `outputs` (may be NULL). */
 vla_status vlai_graph_add(vla_graph *g, vlai_op op, int n_inputs, const vla_value *inputs, const vlai_attrs *attrs,
                           vla_value *outputs);
