@@ -83,7 +83,7 @@ static vla_status read_dtype(const json_t *entry, vlai_tensor_view *view, vla_er
     const char *text = json_string_value(json_object_get(entry, "dtype"));
     if (!text)
         return vlai_fail(err, VLA_E_CORRUPT, "%s: tensor '%s' has no dtype string", view->file, view->name);
-    for (int i = 0; i < VLA_DTYPE_COUNT; i++)
+    for (int i = 1; i < VLA_DTYPE_COUNT; i++)
         if (!strcmp(text, vla_dtype_name((vla_dtype)i))) {
             view->dtype = (vla_dtype)i;
             return VLA_OK;

@@ -1,32 +1,45 @@
 /* Passes: graph in, graph out, verified after each. In the order of the pipeline (exec/plan.c):
  *
+ *   vlai_pass_narrow     narrow.c     computes rows only where they are read (forward graph, before autodiff)
  *   vla_graph_backward   autodiff.c   adds the backward pass
- *   vlai_pass_narrow     narrow.c     computes rows only where they are read
  *   vlai_pass_dead       dead.c       removes nodes that no result needs
  *   vlai_pass_precision  precision.c  symbolic types become concrete, identity casts go
- *   vlai_pass_update     update.c     adds clip and AdamW
+ *   vlai_pass_update     update.c     adds accumulation, or clip and AdamW
  *   vlai_pass_recompute  recompute.c  forward values are made again in the backward pass instead of kept
- *   vlai_pass_memory     memory.c     offsets in one arena, by lifetime
- *
- * narrow and dead before autodiff act on the forward graph; dead runs again after it. */
+ *   vlai_pass_memory     memory.c     offsets in one arena, by lifetime */
 #ifndef VLAI_PASS_H
 #define VLAI_PASS_H
 
 #include "graph/graph.h"
+#include "vla/plan.h"
 
 VLA_BEGIN_DECLS
-
-typedef enum vla_numerics { VLA_FP32, VLA_BF16_MASTER, VLA_BF16_SR, VLA_BF16_PLAIN, VLA_FP64 } vla_numerics;
-typedef enum vla_recompute { VLA_RECOMPUTE_NONE, VLA_RECOMPUTE_CHEAP, VLA_RECOMPUTE_LAYER } vla_recompute;
 
 /* Removes nodes from which no kept value is reached. Kept: named values, gradients of trained parameters, and what nodes
  * that write in place need. `removed` (may be NULL) counts nodes. */
 vla_status vlai_pass_dead(vla_graph *g, size_t *removed, vla_error *err);
-/* Pushes gather_rows towards the leaves: attention, rope, splits and merges are then computed for the gathered rows only,
- * and a linear whose leading results are unread loses those weight rows. Bits do not change. */
+/* Pushes gather_rows towards the leaves: attention (queries), rope, splits and merges are then computed for the gathered
+ * rows only, and a linear whose leading columns are unread loses those weight rows. The values that remain keep their
+ * bits. Runs before autodiff; `rewritten` (may be NULL) counts rewrites. */
 vla_status vlai_pass_narrow(vla_graph *g, size_t *rewritten, vla_error *err);
 vla_status vlai_pass_precision(vla_graph *g, vla_numerics numerics, vla_error *err);
 vla_status vlai_pass_recompute(vla_graph *g, vla_recompute mode, vla_error *err);
+
+/* Where each value lives. */
+typedef struct vlai_memory {
+    int64_t *offset;      /* per value: byte offset in the arena, 64-byte aligned; -1: not in the arena (persistent or
+                             never made). A reshape or stop_gradient result shares its operand's bytes. */
+    int32_t *root;        /* per value: the value whose bytes it shares; itself for most */
+    size_t n_values;
+    size_t arena_bytes;
+    size_t peak_bytes;    /* largest sum of live bytes at any node: the lower bound of arena_bytes */
+} vlai_memory;
+
+/* Inputs live from the start, named values to the end, everything else from producer to last reader. */
+vla_status vlai_pass_memory(const vla_graph *g, vla_memory_layout layout, vlai_memory *out, vla_error *err);
+void vlai_memory_fini(vlai_memory *memory);
+/* Proves that no two values alive at once share bytes unless they share a root; names the first pair that does. */
+vla_status vlai_memory_verify(const vla_graph *g, const vlai_memory *memory, vla_error *err);
 
 VLA_END_DECLS
 

@@ -1,0 +1,61 @@
+/* A plan: a graph made concrete for one device. Types resolved, dead work removed, memory laid out in one arena. It is
+ * data, prints as text, and running it allocates nothing.
+ *
+ *     vla_plan *plan = NULL;
+ *     vla_plan_options o = VLA_PLAN_OPTIONS_DEFAULT;
+ *     if (vla_plan_build(graph, &o, &plan, &err) != VLA_OK) return report(&err);   // takes the graph
+ *
+ * A plan alone computes nothing: an executor (vla/run.h) binds it to a store of parameters and to an arena. Planning needs
+ * no device, so a model of any size is planned on a laptop.
+ *
+ * Ownership: the plan owns the graph from the call on, also when the call fails. Threads: read-only after build. */
+#ifndef VLA_PLAN_H
+#define VLA_PLAN_H
+
+#include "vla/graph.h"
+
+/* fp32: everything fp32. bf16: bf16 compute copy, fp32 masters and moments. bf16_sr: bf16 weights with stochastic rounding,
+ * bf16 moments. bf16_plain: bf16 weights and moments. fp64: everything fp64 (gradient checks). */
+typedef enum vla_numerics { VLA_FP32, VLA_BF16_MASTER, VLA_BF16_SR, VLA_BF16_PLAIN, VLA_FP64 } vla_numerics;
+
+/* What the backward pass keeps. none: everything it reads. cheap: norms, SwiGLU products and rotations are made again.
+ * layer: only the residual streams between layers are kept. */
+typedef enum vla_recompute { VLA_RECOMPUTE_NONE, VLA_RECOMPUTE_CHEAP, VLA_RECOMPUTE_LAYER } vla_recompute;
+
+/* How offsets in the arena are chosen. free_lists: power-of-two size classes, reused as buffers are freed at last use.
+ * lifetimes: best fit over the whole plan. */
+typedef enum vla_memory_layout { VLA_MEMORY_FREE_LISTS, VLA_MEMORY_LIFETIMES } vla_memory_layout;
+
+typedef struct vla_plan_options {
+    size_t size; /* of this struct */
+    vla_numerics numerics;
+    vla_recompute recompute;
+    vla_memory_layout layout;
+} vla_plan_options;
+
+#define VLA_PLAN_OPTIONS_DEFAULT {sizeof(vla_plan_options), VLA_FP32, VLA_RECOMPUTE_NONE, VLA_MEMORY_LIFETIMES}
+
+typedef struct vla_plan vla_plan;
+
+typedef struct vla_plan_memory {
+    size_t weights;     /* compute copies of the parameters */
+    size_t gradients;
+    size_t optimizer;   /* moments, and low bits of masters */
+    size_t activations; /* the arena: temporaries and kept activations */
+    size_t inputs;      /* slots of the batch */
+    size_t workspace;   /* kernel scratch */
+} vla_plan_memory;
+
+VLA_BEGIN_DECLS
+
+VLA_API vla_status vla_plan_build(vla_graph *graph, const vla_plan_options *options, vla_plan **out, vla_error *err);
+VLA_API void vla_plan_destroy(vla_plan *plan);
+VLA_API vla_plan_memory vla_plan_memory_get(const vla_plan *plan);
+VLA_API double vla_plan_flops(const vla_plan *plan); /* executed, multiply-add = 2 */
+VLA_API size_t vla_plan_nodes(const vla_plan *plan);
+/* The plan as text, one line per launch with buffers as offsets. Released with free() of the C library. */
+VLA_API vla_status vla_plan_print(const vla_plan *plan, char **text, vla_error *err);
+
+VLA_END_DECLS
+
+#endif
