@@ -1,0 +1,110 @@
+/* Running plans: the store of persistent tensors, the executor, and runs.
+ *
+ *     vla_store *store;                       // weights, gradients, moments: flat arenas, found by checkpoint name
+ *     vla_store_create(&store, &err);
+ *     vla_store_add(store, "head.weight", VLA_COMPUTE, 2, (int64_t[]){4, 8}, 0, &err);
+ *     vla_store_allocate(store, VLA_FP32, VLA_STORE_TRAIN, &err);
+ *     vla_executor *ex;                       // threads, and one arena for all plans of the run
+ *     vla_executor_create(2, &ex, &err);
+ *     vla_run *run;                           // a plan bound to both
+ *     vla_run_create(ex, plan, store, &run, &err);
+ *     memcpy(vla_run_data(run, "x"), x, sizeof x);
+ *     vla_run_execute(run, &err);             // allocates nothing
+ *     float loss = *(float *)vla_run_data(run, "loss");
+ *
+ * Ownership: a run borrows executor, plan and store, which must outlive it. Threads: one caller at a time per executor;
+ * the kernels share the executor's own threads. */
+#ifndef VLA_RUN_H
+#define VLA_RUN_H
+
+#include "vla/plan.h"
+
+typedef struct vla_store vla_store;
+typedef struct vla_executor vla_executor;
+typedef struct vla_run vla_run;
+
+typedef enum vla_store_kind {
+    VLA_STORE_WEIGHT,   /* compute copy */
+    VLA_STORE_GRADIENT,
+    VLA_STORE_M,        /* first moment */
+    VLA_STORE_V,        /* second moment */
+    VLA_STORE_LOW,      /* U16: the 16 low bits of the fp32 master of a bf16 weight */
+    VLA_STORE_KINDS
+} vla_store_kind;
+
+typedef enum vla_store_use {
+    VLA_STORE_PREDICT, /* weights only */
+    VLA_STORE_TRAIN,   /* gradients of the weights' own type */
+    VLA_STORE_ACCUMULATE, /* gradients in fp32 (fp64 in fp64), for several micro-batches per step */
+} vla_store_use;
+
+typedef struct vla_tensor {
+    const char *name;
+    void *data;
+    vla_dtype dtype;
+    int rank;
+    int64_t shape[8]; /* as in the checkpoint */
+    int64_t elements;
+} vla_tensor;
+
+VLA_BEGIN_DECLS
+
+VLA_API vla_status vla_store_create(vla_store **out, vla_error *err);
+VLA_API void vla_store_destroy(vla_store *store);
+/* Declares a parameter in checkpoint order. dtype: VLA_COMPUTE or VLA_PRECISE; group: index of its learning rate. */
+VLA_API vla_status vla_store_add(vla_store *store, const char *name, vla_dtype dtype, int rank, const int64_t *shape,
+                                 int group, vla_error *err);
+/* Lays out the arenas; everything is zero. No more parameters after that. */
+VLA_API vla_status vla_store_allocate(vla_store *store, vla_numerics numerics, vla_store_use use, vla_error *err);
+VLA_API size_t vla_store_count(const vla_store *store);
+VLA_API int64_t vla_store_find(const vla_store *store, const char *name); /* -1 when absent */
+/* data is NULL when the kind is not kept for this parameter. */
+VLA_API vla_tensor vla_store_tensor(const vla_store *store, vla_store_kind kind, size_t index);
+/* Bytes that the layout takes, also before vla_store_allocate (for planning). */
+VLA_API size_t vla_store_bytes(const vla_store *store, vla_store_kind kind, vla_numerics numerics, vla_store_use use);
+/* The fp32 value of a weight: master where there is one, else the weight itself. */
+VLA_API void vla_store_get_float(const vla_store *store, size_t index, int64_t first, int64_t n, float *out);
+VLA_API void vla_store_set_float(vla_store *store, size_t index, int64_t first, int64_t n, const float *values);
+VLA_API void vla_store_zero_gradients(vla_store *store);
+
+VLA_API vla_status vla_executor_create(int threads, vla_executor **out, vla_error *err);
+VLA_API void vla_executor_destroy(vla_executor *executor);
+VLA_API int vla_executor_threads(const vla_executor *executor);
+/* Makes the arena large enough for a plan; runs made before stay valid only if it did not grow, so reserve first. */
+VLA_API vla_status vla_executor_reserve(vla_executor *executor, const vla_plan *plan, vla_error *err);
+VLA_API size_t vla_executor_bytes(const vla_executor *executor);
+
+VLA_API vla_status vla_run_create(vla_executor *executor, const vla_plan *plan, vla_store *store, vla_run **out,
+                                  vla_error *err);
+VLA_API void vla_run_destroy(vla_run *run);
+VLA_API vla_status vla_run_execute(vla_run *run, vla_error *err);
+/* Where an input or a named result stands; NULL when the plan has none of that name (it may be dead). */
+VLA_API void *vla_run_data(const vla_run *run, const char *name);
+VLA_API vla_tensor vla_run_tensor(const vla_run *run, const char *name);
+
+/* What the update does to each parameter, in store order. */
+typedef enum vla_gradient_status {
+    VLA_GRADIENT_NONE, /* no gradient: not touched */
+    VLA_GRADIENT_ZERO, /* exactly zero: moments decay, weight decay applies */
+    VLA_GRADIENT_SOME,
+} vla_gradient_status;
+
+typedef struct vla_adamw_options {
+    size_t size;
+    double beta1, beta2, eps, weight_decay;
+    double max_norm; /* global L2 norm; 0 = no clip */
+    int groups;      /* learning rates in the "hyper" input */
+} vla_adamw_options;
+
+/* Writes gradients of trained parameters of `graph` (after vla_graph_backward) to the store instead of temporaries; with
+ * `accumulate` adds them. status[i] of store parameter i is raised to what this graph gives. */
+VLA_API vla_status vla_graph_store_gradients(vla_graph *graph, const vla_store *store, int accumulate,
+                                             vla_gradient_status *status, vla_error *err);
+/* A graph that clips and steps: input "hyper" F64 [2 + groups] = 1 - beta1^t, 1 - beta2^t, learning rates; result "clip"
+ * F64 [3] = gradient norm before the clip, factor, 1 if finite. Nothing is stepped when it is not finite. */
+VLA_API vla_status vla_graph_adamw(const vla_store *store, const vla_gradient_status *status,
+                                   const vla_adamw_options *options, vla_graph **out, vla_error *err);
+
+VLA_END_DECLS
+
+#endif

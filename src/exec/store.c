@@ -1,0 +1,224 @@
+/* The store: every persistent tensor of a run, in one flat arena per kind, in checkpoint order. */
+#include "exec/store.h"
+
+#include "base/bf16.h"
+#include "base/fail.h"
+#include "base/memory.h"
+
+#include <string.h>
+
+enum { ALIGN = 64 };
+
+vla_status vla_store_create(vla_store **out, vla_error *err)
+{
+    *out = vlai_calloc(1, sizeof **out);
+    return *out ? VLA_OK : vlai_nomem(err, sizeof **out);
+}
+
+void vla_store_destroy(vla_store *store)
+{
+    if (!store)
+        return;
+    for (int k = 0; k < VLA_STORE_KINDS; k++)
+        vlai_free(store->arena[k]);
+    vlai_free(store->params);
+    vlai_free(store->table);
+    vlai_arena_fini(&store->names);
+    vlai_free(store);
+}
+
+static uint64_t hash_name(const char *name)
+{
+    uint64_t h = 1469598103934665603u; /* FNV-1a */
+    for (; *name; name++)
+        h = (h ^ (unsigned char)*name) * 1099511628211u;
+    return h;
+}
+
+static void index_names(vla_store *store)
+{
+    memset(store->table, 0xFF, store->table_size * sizeof *store->table);
+    for (size_t i = 0; i < store->count; i++) {
+        size_t slot = hash_name(store->params[i].name) & (store->table_size - 1);
+        while (store->table[slot] >= 0)
+            slot = (slot + 1) & (store->table_size - 1);
+        store->table[slot] = (int32_t)i;
+    }
+}
+
+int64_t vla_store_find(const vla_store *store, const char *name)
+{
+    if (!store->table)
+        return -1;
+    for (size_t slot = hash_name(name) & (store->table_size - 1);; slot = (slot + 1) & (store->table_size - 1)) {
+        int32_t i = store->table[slot];
+        if (i < 0)
+            return -1;
+        if (!strcmp(store->params[i].name, name))
+            return i;
+    }
+}
+
+vla_status vla_store_add(vla_store *store, const char *name, vla_dtype dtype, int rank, const int64_t *shape, int group,
+                         vla_error *err)
+{
+    if (store->arena[VLA_STORE_WEIGHT])
+        return vlai_fail(err, VLA_E_INVALID, "parameter '%s': the store is already allocated", name);
+    if (dtype != VLA_COMPUTE && dtype != VLA_PRECISE)
+        return vlai_fail(err, VLA_E_DTYPE, "parameter '%s': the type must be VLA_COMPUTE or VLA_PRECISE", name);
+    if (vla_store_find(store, name) >= 0)
+        return vlai_fail(err, VLA_E_INVALID, "parameter '%s' is added twice", name);
+    if (rank < 0 || rank > 8)
+        return vlai_fail(err, VLA_E_SHAPE, "parameter '%s': rank %d, at most 8", name, rank);
+    VLA_TRY(vlai_reserve((void **)&store->params, &store->capacity, store->count, sizeof *store->params, err));
+    vlai_param *p = &store->params[store->count];
+    *p = (vlai_param){.symbolic = dtype, .rank = rank, .elements = 1, .group = group};
+    for (int i = 0; i < rank; i++) {
+        p->shape[i] = shape[i];
+        if (shape[i] < 0 || __builtin_mul_overflow(p->elements, shape[i], &p->elements))
+            return vlai_fail(err, VLA_E_SHAPE, "parameter '%s': dimension %d is %lld", name, i, (long long)shape[i]);
+    }
+    p->name = vlai_arena_strdup(&store->names, name);
+    if (!p->name)
+        return vlai_nomem(err, strlen(name));
+    store->count++;
+    if (store->count * 2 > store->table_size) {
+        size_t size = store->table_size ? store->table_size * 2 : 64;
+        int32_t *table = vlai_array(size, sizeof *table);
+        if (!table) {
+            store->count--;
+            return vlai_nomem(err, size * sizeof *table);
+        }
+        vlai_free(store->table);
+        store->table = table;
+        store->table_size = size;
+    }
+    index_names(store);
+    return VLA_OK;
+}
+
+/* The stored type of each kind: one row per numerics mode. Low bits exist for bf16 weights with fp32 masters only. */
+static vla_dtype stored_type(const vlai_param *p, vla_store_kind kind, vla_numerics numerics, vla_store_use use)
+{
+    vla_dtype precise = numerics == VLA_FP64 ? VLA_F64 : VLA_F32;
+    bool low_precision = numerics != VLA_FP32 && numerics != VLA_FP64 && p->symbolic == VLA_COMPUTE;
+    switch (kind) {
+    case VLA_STORE_WEIGHT: return low_precision ? VLA_BF16 : precise;
+    case VLA_STORE_GRADIENT:
+        return use == VLA_STORE_PREDICT ? VLA_DTYPE_NONE
+               : use == VLA_STORE_ACCUMULATE || !low_precision ? precise : VLA_BF16;
+    case VLA_STORE_M:
+    case VLA_STORE_V:
+        return use == VLA_STORE_PREDICT ? VLA_DTYPE_NONE
+               : low_precision && numerics != VLA_BF16_MASTER ? VLA_BF16 : precise;
+    case VLA_STORE_LOW:
+        return use != VLA_STORE_PREDICT && low_precision && numerics == VLA_BF16_MASTER ? VLA_U16 : VLA_DTYPE_NONE;
+    default: return VLA_DTYPE_NONE;
+    }
+}
+
+static size_t padded(size_t bytes)
+{
+    return (bytes + ALIGN - 1) & ~(size_t)(ALIGN - 1);
+}
+
+size_t vla_store_bytes(const vla_store *store, vla_store_kind kind, vla_numerics numerics, vla_store_use use)
+{
+    size_t total = 0;
+    for (size_t i = 0; i < store->count; i++)
+        total += padded((size_t)store->params[i].elements * vla_dtype_size(stored_type(&store->params[i], kind, numerics, use)));
+    return total;
+}
+
+vla_status vla_store_allocate(vla_store *store, vla_numerics numerics, vla_store_use use, vla_error *err)
+{
+    store->numerics = numerics;
+    store->use = use;
+    for (int k = 0; k < VLA_STORE_KINDS; k++) {
+        size_t total = vla_store_bytes(store, k, numerics, use), offset = 0;
+        if (total == 0 && k != VLA_STORE_WEIGHT)
+            continue;
+        store->arena[k] = vlai_alloc_aligned(total ? total : 1, 4096);
+        if (!store->arena[k])
+            return vlai_nomem(err, total);
+        memset(store->arena[k], 0, total);
+        store->bytes[k] = total;
+        for (size_t i = 0; i < store->count; i++) {
+            vlai_param *p = &store->params[i];
+            p->dtype[k] = stored_type(p, k, numerics, use);
+            p->offset[k] = offset;
+            offset += padded((size_t)p->elements * vla_dtype_size(p->dtype[k]));
+        }
+    }
+    return VLA_OK;
+}
+
+size_t vla_store_count(const vla_store *store)
+{
+    return store->count;
+}
+
+vla_tensor vla_store_tensor(const vla_store *store, vla_store_kind kind, size_t index)
+{
+    const vlai_param *p = &store->params[index];
+    vla_tensor t = {.name = p->name, .dtype = p->dtype[kind], .rank = p->rank, .elements = p->elements};
+    memcpy(t.shape, p->shape, sizeof p->shape);
+    if (store->arena[kind] && p->dtype[kind] != VLA_DTYPE_NONE)
+        t.data = (char *)store->arena[kind] + p->offset[kind];
+    return t;
+}
+
+void vla_store_zero_gradients(vla_store *store)
+{
+    if (store->arena[VLA_STORE_GRADIENT])
+        memset(store->arena[VLA_STORE_GRADIENT], 0, store->bytes[VLA_STORE_GRADIENT]);
+}
+
+/* Master = bf16 weight, ties rounded up so that it can be undone, plus the 16 low bits. */
+static float join_master(uint16_t high, uint16_t low)
+{
+    uint32_t bits = ((uint32_t)(uint16_t)(high - (low >> 15)) << 16) | low;
+    float f;
+    memcpy(&f, &bits, 4);
+    return f;
+}
+
+static void split_master(float f, uint16_t *high, uint16_t *low)
+{
+    uint32_t bits;
+    memcpy(&bits, &f, 4);
+    *low = (uint16_t)bits;
+    *high = (uint16_t)((bits >> 16) + (*low >> 15));
+}
+
+void vla_store_get_float(const vla_store *store, size_t index, int64_t first, int64_t n, float *out)
+{
+    vla_tensor w = vla_store_tensor(store, VLA_STORE_WEIGHT, index), low = vla_store_tensor(store, VLA_STORE_LOW, index);
+    for (int64_t i = 0; i < n; i++) {
+        int64_t at = first + i;
+        if (w.dtype == VLA_F32)
+            out[i] = ((const float *)w.data)[at];
+        else if (w.dtype == VLA_F64)
+            out[i] = (float)((const double *)w.data)[at];
+        else if (low.data)
+            out[i] = join_master(((const uint16_t *)w.data)[at], ((const uint16_t *)low.data)[at]);
+        else
+            out[i] = vlai_bf16_to_float(((const uint16_t *)w.data)[at]);
+    }
+}
+
+void vla_store_set_float(vla_store *store, size_t index, int64_t first, int64_t n, const float *values)
+{
+    vla_tensor w = vla_store_tensor(store, VLA_STORE_WEIGHT, index), low = vla_store_tensor(store, VLA_STORE_LOW, index);
+    for (int64_t i = 0; i < n; i++) {
+        int64_t at = first + i;
+        if (w.dtype == VLA_F32)
+            ((float *)w.data)[at] = values[i];
+        else if (w.dtype == VLA_F64)
+            ((double *)w.data)[at] = values[i];
+        else if (low.data)
+            split_master(values[i], &((uint16_t *)w.data)[at], &((uint16_t *)low.data)[at]);
+        else
+            ((uint16_t *)w.data)[at] = vlai_bf16_from_float(values[i]);
+    }
+}

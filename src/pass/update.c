@@ -1,0 +1,122 @@
+/* Gradients into the store, and the graph that clips and steps. State values are found by name: "KIND:PARAMETER". */
+#include "base/fail.h"
+#include "exec/store.h"
+#include "exec/state_names.h"
+#include "graph/graph.h"
+#include "ops/op.h"
+
+#include <stdio.h>
+#include <string.h>
+
+const char *const vlai_state_prefix[VLA_STORE_KINDS] = {
+    [VLA_STORE_WEIGHT] = "w:", [VLA_STORE_GRADIENT] = "g:", [VLA_STORE_M] = "m:", [VLA_STORE_V] = "v:", [VLA_STORE_LOW] = "l:",
+};
+
+static vla_value state_value(vla_graph *g, const vlai_param *p, vla_store_kind kind)
+{
+    char name[1024];
+    snprintf(name, sizeof name, "%s%s", vlai_state_prefix[kind], p->name);
+    return vlai_graph_leaf(g, VLAI_STATE, name, p->dtype[kind], 1, &p->elements);
+}
+
+/* The values that view the same bytes as an earlier one, or are not made by a node that could write elsewhere. */
+static bool can_move(const vla_graph *g, vla_value v)
+{
+    const vlai_value_info *info = vlai_value(g, v);
+    if (info->kind != VLAI_TEMP || info->producer < 0 || info->name)
+        return false;
+    vlai_op op = g->nodes[info->producer].op;
+    if (op == VLAI_OP_reshape || op == VLAI_OP_stop_gradient)
+        return false;
+    for (size_t n = 0; n < g->n_nodes; n++)
+        if (g->nodes[n].op == VLAI_OP_reshape || g->nodes[n].op == VLAI_OP_stop_gradient)
+            if (g->nodes[n].inputs[0] == v)
+                return false;
+    return true;
+}
+
+vla_status vla_graph_store_gradients(vla_graph *g, const vla_store *store, int accumulate, vla_gradient_status *status,
+                                     vla_error *err)
+{
+    VLA_TRY(vla_graph_check(g, err));
+    size_t params = g->n_gradient;
+    g->backward = true;
+    for (size_t v = 0; v < params; v++) {
+        if (g->values[v].kind != VLAI_PARAM || g->values[v].frozen)
+            continue;
+        int64_t index = vla_store_find(store, g->values[v].name);
+        if (index < 0)
+            return vlai_fail(err, VLA_E_NOT_FOUND, "parameter '%s' of the graph is not in the store", g->values[v].name);
+        const vlai_param *p = &store->params[index];
+        vla_value dw = g->gradient[v];
+        if (dw == VLA_NONE) {
+            if (g->values[v].touched && status[index] == VLA_GRADIENT_NONE)
+                status[index] = VLA_GRADIENT_ZERO;
+            continue;
+        }
+        status[index] = VLA_GRADIENT_SOME;
+        if (accumulate) {
+            vla_value acc = state_value(g, p, VLA_STORE_GRADIENT);
+            int64_t flat = p->elements;
+            vla_value one = vla_reshape(g, dw, 1, &flat);
+            vlai_graph_add(g, VLAI_OP_accumulate, 2, (vla_value[]){acc, one}, NULL, NULL);
+            g->gradient[v] = VLA_NONE;
+            continue;
+        }
+        if (!can_move(g, dw))
+            dw = vlai_graph_op(g, VLAI_OP_copy, 1, &dw, NULL);
+        VLA_TRY(vla_graph_check(g, err));
+        char name[1024];
+        snprintf(name, sizeof name, "%s%s", vlai_state_prefix[VLA_STORE_GRADIENT], p->name);
+        g->values[dw].kind = VLAI_STATE;
+        vla_graph_name(g, dw, name);
+        g->gradient[v] = dw;
+    }
+    return vla_graph_check(g, err);
+}
+
+vla_status vla_graph_adamw(const vla_store *store, const vla_gradient_status *status, const vla_adamw_options *options,
+                           vla_graph **out, vla_error *err)
+{
+    vla_graph *g;
+    VLA_TRY(vla_graph_create(&g, err));
+    g->backward = true;
+    int64_t with_gradient = 0;
+    for (size_t i = 0; i < store->count; i++)
+        with_gradient += status[i] == VLA_GRADIENT_SOME;
+    vla_value hyper = vla_graph_input(g, "hyper", VLA_F64, 1, (int64_t[]){2 + options->groups});
+    vla_value norms = vla_graph_input(g, "norms", VLA_F64, 1, &with_gradient);
+    int64_t next = 0;
+    for (size_t i = 0; i < store->count; i++)
+        if (status[i] == VLA_GRADIENT_SOME) {
+            vlai_attrs attrs = {.clip = {.index = next++}};
+            vlai_graph_add(g, VLAI_OP_sum_squares, 2,
+                           (vla_value[]){state_value(g, &store->params[i], VLA_STORE_GRADIENT), norms}, &attrs, NULL);
+        }
+    vla_value clip = vlai_graph_op(g, VLAI_OP_clip_factor, 1, &norms, &(vlai_attrs){.clip = {.max_norm = options->max_norm}});
+    vla_graph_name(g, clip, "clip");
+    for (size_t i = 0; i < store->count; i++) {
+        if (status[i] == VLA_GRADIENT_NONE)
+            continue;
+        const vlai_param *p = &store->params[i];
+        char name[1024];
+        snprintf(name, sizeof name, "%s%s", vlai_state_prefix[VLA_STORE_GRADIENT], p->name);
+        vlai_attrs attrs = {.adamw = {options->beta1, options->beta2, options->eps, options->weight_decay, p->group}};
+        vla_value operands[7] = {
+            state_value(g, p, VLA_STORE_WEIGHT), status[i] == VLA_GRADIENT_SOME ? vla_graph_find(g, name) : VLA_NONE,
+            state_value(g, p, VLA_STORE_M),      state_value(g, p, VLA_STORE_V),
+            hyper,                               clip,
+            VLA_NONE};
+        int n = 6;
+        if (p->dtype[VLA_STORE_LOW] != VLA_DTYPE_NONE)
+            operands[n++] = state_value(g, p, VLA_STORE_LOW);
+        vlai_graph_add(g, VLAI_OP_adamw, n, operands, &attrs, NULL);
+    }
+    vla_status result = vla_graph_check(g, err);
+    if (result != VLA_OK) {
+        vla_graph_destroy(g);
+        return result;
+    }
+    *out = g;
+    return VLA_OK;
+}
