@@ -1,0 +1,191 @@
+/* Reading video: every frame by ordinal, in any order, equal to the frame that decoding from the start gives; files that
+ * are cut, empty or bent anywhere give errors. */
+#include "test.h"
+
+#include "base/io.h"
+#include "base/memory.h"
+#include "format/video.h"
+#include "format/video_write.h"
+
+#include <unistd.h>
+
+enum { SIDE = 64, FRAMES = 25 };
+
+static char path[256];
+
+static void write_clip(vlai_codec codec, int gop)
+{
+    vla_error err = VLA_ERROR_INIT;
+    vlai_video_format format = VLAI_VIDEO_FORMAT_DEFAULT;
+    format.codec = codec;
+    format.width = format.height = SIDE;
+    format.fps = 10;
+    format.gop = gop;
+    vlai_video *video;
+    assert_ok(vlai_video_create(&format, &video, &err), err);
+    static uint8_t rgb[SIDE * SIDE * 3];
+    for (int part = 0; part < 2; part++) {
+        vlai_encoder *encoder;
+        vlai_segment segment = {0};
+        assert_ok(vlai_encoder_open(&format, &encoder, &err), err);
+        for (int i = 0; i < (part ? FRAMES - 12 : 12); i++) {
+            int number = part * 12 + i;
+            for (int p = 0; p < SIDE * SIDE; p++) { /* the frame number in eight bars of bits */
+                int bar = p % SIDE / 8, level = number >> bar & 1 ? 220 : 30;
+                rgb[3 * p] = (uint8_t)level, rgb[3 * p + 1] = (uint8_t)(255 - level), rgb[3 * p + 2] = 100;
+            }
+            assert_ok(vlai_encoder_put(encoder, rgb, &err), err);
+        }
+        assert_ok(vlai_encoder_finish(encoder, &segment, &err), err);
+        assert_ok(vlai_video_append(video, &segment, &err), err);
+        vlai_segment_fini(&segment);
+    }
+    assert_ok(vlai_video_close(video, path, &err), err);
+}
+
+static int number_in(const uint8_t *rgb)
+{
+    int number = 0;
+    for (int bar = 0; bar < 8; bar++)
+        number |= (rgb[3 * (SIDE * 32 + bar * 8 + 4)] > 128) << bar;
+    return number;
+}
+
+static void any_order(void **state)
+{
+    (void)state;
+    static const struct {
+        vlai_codec codec;
+        int gop;
+    } cases[] = {{VLAI_CODEC_AV1, 2}, {VLAI_CODEC_H264, 2}, {VLAI_CODEC_AV1, 10}, {VLAI_CODEC_H264, 12}};
+    static uint8_t rgb[SIDE * SIDE * 3], all[FRAMES][SIDE * SIDE * 3];
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        if (!vlai_encoder_name(cases[c].codec))
+            continue;
+        write_clip(cases[c].codec, cases[c].gop);
+        vla_error err = VLA_ERROR_INIT;
+        vlai_clip *clip;
+        vlai_decoder *decoder;
+        vlai_frame frame;
+        assert_ok(vlai_clip_open(path, &clip, &err), err);
+        assert_ok(vlai_decoder_create(2, &decoder, &err), err);
+        assert_int_equal(vlai_clip_frames(clip), FRAMES);
+        assert_true(vlai_clip_gop(clip) <= cases[c].gop);
+        assert_float_equal(vlai_clip_fps(clip), 10, 1e-9);
+        for (int i = 0; i < FRAMES; i++) {
+            assert_float_equal(vlai_clip_time(clip, i), i / 10.0, 1e-9);
+            assert_int_equal(vlai_clip_nearest(clip, i / 10.0 + 0.049), i);
+            assert_ok(vlai_decoder_read(decoder, clip, i, &frame, &err), err);
+            assert_int_equal(frame.width, SIDE);
+            assert_ok(vlai_decoder_rgb(decoder, &frame, all[i], &err), err);
+            assert_int_equal(number_in(all[i]), i);
+        }
+        int at = 7;
+        for (int k = 0; k < 200; k++) {
+            at = (at * 11 + 3 + k) % FRAMES;
+            assert_ok(vlai_decoder_read(decoder, clip, at, &frame, &err), err);
+            assert_ok(vlai_decoder_rgb(decoder, &frame, rgb, &err), err);
+            assert_memory_equal(rgb, all[at], sizeof rgb);
+        }
+        assert_fails(vlai_decoder_read(decoder, clip, FRAMES, &frame, &err), VLA_E_NOT_FOUND, err, "has 25");
+        assert_fails(vlai_decoder_read(decoder, clip, -1, &frame, &err), VLA_E_NOT_FOUND, err, path);
+        vlai_decoder_destroy(decoder);
+        vlai_clip_close(clip);
+    }
+    unlink(path);
+}
+
+static void damage(void **state)
+{
+    (void)state;
+    vla_error err = VLA_ERROR_INIT;
+    write_clip(vlai_encoder_name(VLAI_CODEC_AV1) ? VLAI_CODEC_AV1 : VLAI_CODEC_H264, 2);
+    char *data;
+    size_t size;
+    assert_ok(vlai_read_file(path, 0, &data, &size, &err), err);
+    vlai_mp4 mp4;
+    for (size_t cut = 0; cut < size; cut += cut < 2048 ? 1 : 97)
+        assert_int_not_equal(vlai_mp4_parse((const uint8_t *)data, cut, "cut", &mp4, &err), VLA_OK);
+    for (size_t i = 0; i < size && i < 4096; i++) { /* header bytes bent: an error or a table inside the file */
+        for (int value = 0; value < 256; value += 51) {
+            char saved = data[i];
+            data[i] = (char)value;
+            if (vlai_mp4_parse((const uint8_t *)data, size, "bent", &mp4, &err) == VLA_OK) {
+                for (int64_t s = 0; s < mp4.count; s++)
+                    assert_true(mp4.samples[s].offset + mp4.samples[s].size <= size);
+                vlai_mp4_fini(&mp4);
+            }
+            data[i] = saved;
+        }
+    }
+    /* Bent samples: frames come or are refused. */
+    vlai_decoder *decoder;
+    assert_ok(vlai_decoder_create(1, &decoder, &err), err);
+    for (size_t i = 0; i < size; i += 61) {
+        data[i] ^= 0x55;
+        FILE *f = fopen(path, "wb");
+        fwrite(data, 1, size, f);
+        fclose(f);
+        data[i] ^= 0x55;
+        vlai_clip *clip;
+        if (vlai_clip_open(path, &clip, &err) != VLA_OK)
+            continue;
+        vlai_frame frame;
+        for (int64_t k = 0; k < vlai_clip_frames(clip); k += 3)
+            (void)vlai_decoder_read(decoder, clip, k, &frame, &err);
+        vlai_clip_close(clip);
+    }
+    vlai_decoder_destroy(decoder);
+    vlai_free(data);
+    static const struct {
+        const char *text;
+        vla_status status;
+        const char *part;
+    } cases[] = {{"", VLA_E_FORMAT, "empty"},
+                 {"version https://git-lfs.github.com/spec/v1\n", VLA_E_FORMAT, "Git-LFS"},
+                 {"not a video at all, only words", VLA_E_CORRUPT, "not an mp4"}};
+    for (size_t i = 0; i < 3; i++) {
+        FILE *f = fopen(path, "wb");
+        fputs(cases[i].text, f);
+        fclose(f);
+        vlai_clip *clip;
+        assert_fails(vlai_clip_open(path, &clip, &err), cases[i].status, err, cases[i].part);
+    }
+    unlink(path);
+}
+
+/* The conversion rule on its corners: grey, saturation on both sides, odd sizes. */
+static void colours(void **state)
+{
+    (void)state;
+    static const struct {
+        uint8_t y, u, v, rgb[3];
+    } cases[] = {{16, 128, 128, {0, 0, 0}},       {235, 128, 128, {254, 254, 254}}, {255, 255, 255, {255, 125, 255}},
+                 {0, 0, 0, {0, 135, 0}},          {81, 90, 240, {253, 0, 0}},       {128, 128, 128, {130, 130, 130}}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        uint8_t y[15], u[6], v[6], rgb[45];
+        memset(y, cases[i].y, sizeof y), memset(u, cases[i].u, sizeof u), memset(v, cases[i].v, sizeof v);
+        const uint8_t *const planes[3] = {y, u, v};
+        static const int strides[3] = {5, 3, 3};
+        vlai_yuv420_to_rgb(planes, strides, 5, 3, rgb);
+        int luma = ((8 * cases[i].y - 128) * 9539) >> 16, du = 8 * cases[i].u - 1024, dv = 8 * cases[i].v - 1024;
+        int want[3] = {luma + ((dv * 13075) >> 16), luma + ((du * -3209) >> 16) + ((dv * -6660) >> 16),
+                       luma + ((du * 16525) >> 16)};
+        for (int p = 0; p < 15; p++)
+            for (int c = 0; c < 3; c++) {
+                assert_int_equal(rgb[3 * p + c], want[c] < 0 ? 0 : want[c] > 255 ? 255 : want[c]);
+                assert_in_range(rgb[3 * p + c] + 2 - cases[i].rgb[c], 0, 4); /* BT.601 by hand, within rounding */
+            }
+    }
+}
+
+int main(void)
+{
+    snprintf(path, sizeof path, "/tmp/vla-test-video-%d.mp4", (int)getpid());
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(any_order),
+        cmocka_unit_test(damage),
+        cmocka_unit_test(colours),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
