@@ -1,0 +1,10 @@
+/* Block sizes of attention, shared by the kernel and by the workspace table. */
+#ifndef VLAI_CPU_ATTENTION_H
+#define VLAI_CPU_ATTENTION_H
+
+enum {
+    VLAI_ATTENTION_QUERIES = 64, /* rows of one block of scores */
+    VLAI_ATTENTION_KEYS = 128    /* columns of one block of scores */
+};
+
+#endif

@@ -1,0 +1,2 @@
+#define FAMILY "cpu/elementwise.inc.h"
+#include "cpu/instantiate.h"

@@ -1,0 +1,51 @@
+#include "cpu/gemm.h"
+
+#include <pthread.h>
+
+#define FAMILY "cpu/gemm.inc.h"
+#include "cpu/instantiate.h"
+
+static void set_single_threaded(void)
+{
+    openblas_set_num_threads(1);
+}
+
+void vlai_blas_single_threaded(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, set_single_threaded);
+}
+
+static int64_t round_up(int64_t n, int64_t unit)
+{
+    return (n + unit - 1) / unit * unit;
+}
+
+/* Tiles are wide (BLAS packs the right-hand matrix once per tile) and tall enough for TILE_WORK multiply-adds. A product
+ * with few results and a long sum, such as a weight gradient, is cut along the sum instead; its partial results are added
+ * in order. */
+vlai_gemm_grid vlai_gemm_grid_of(int64_t m, int64_t n, int64_t k)
+{
+    enum { TILE_WORK = 1 << 21, MAX_COLS = 1024, MAX_ROWS = 512, ROW_UNIT = 32, MIN_DEPTH = 256, MAX_PARTS = 16 };
+    vlai_gemm_grid grid = {.rows = m, .cols = n, .depth = k};
+    if ((double)m * (double)n * (double)k > TILE_WORK) {
+        grid.cols = n < MAX_COLS ? n : MAX_COLS;
+        double rows = (double)TILE_WORK / ((double)grid.cols * (double)k);
+        grid.rows = rows < MAX_ROWS ? round_up((int64_t)rows + 1, ROW_UNIT) : MAX_ROWS;
+        if (grid.rows > m)
+            grid.rows = m;
+        if (vlai_tiles(m, grid.rows) * vlai_tiles(n, grid.cols) <= 8 && m * n <= 1 << 18 && k >= 2 * MIN_DEPTH &&
+            k >= m && k >= n) {
+            grid.rows = m;
+            grid.cols = n;
+            double depth = (double)TILE_WORK / ((double)m * (double)n);
+            grid.depth = depth > MIN_DEPTH ? round_up((int64_t)depth, 64) : MIN_DEPTH;
+            if (vlai_tiles(k, grid.depth) > MAX_PARTS)
+                grid.depth = round_up(vlai_tiles(k, MAX_PARTS), 64);
+        }
+    }
+    grid.n_rows = m > 0 ? vlai_tiles(m, grid.rows) : 0;
+    grid.n_cols = n > 0 ? vlai_tiles(n, grid.cols) : 0;
+    grid.n_depth = k > 0 ? vlai_tiles(k, grid.depth) : 1;
+    return grid;
+}

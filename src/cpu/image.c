@@ -1,0 +1,2 @@
+#define FAMILY "cpu/image.inc.h"
+#include "cpu/instantiate.h"

@@ -1,0 +1,2 @@
+#define FAMILY "cpu/loss.inc.h"
+#include "cpu/instantiate.h"

@@ -1,0 +1,2 @@
+#define FAMILY "cpu/norm.inc.h"
+#include "cpu/instantiate.h"

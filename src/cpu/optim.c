@@ -1,0 +1,2 @@
+#define FAMILY "cpu/optim.inc.h"
+#include "cpu/instantiate.h"

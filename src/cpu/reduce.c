@@ -1,0 +1,2 @@
+#define FAMILY "cpu/reduce.inc.h"
+#include "cpu/instantiate.h"

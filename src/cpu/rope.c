@@ -1,0 +1,2 @@
+#define FAMILY "cpu/rope.inc.h"
+#include "cpu/instantiate.h"

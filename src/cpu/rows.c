@@ -1,0 +1,2 @@
+#define FAMILY "cpu/rows.inc.h"
+#include "cpu/instantiate.h"

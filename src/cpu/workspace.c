@@ -1,0 +1,67 @@
+#include "cpu/workspace.h"
+
+#include "cpu/attention.h"
+#include "cpu/gemm.h"
+#include "cpu/kernel.h"
+
+static size_t round_64(int64_t bytes)
+{
+    return ((size_t)bytes + 63) / 64 * 64;
+}
+
+static const vlai_value_info *operand(const vla_graph *g, const vlai_node *node, int i)
+{
+    return &g->values[node->inputs[i]];
+}
+
+static int64_t cols_of(const vlai_value_info *value)
+{
+    return value->rank > 1 ? value->shape[1] : 1;
+}
+
+/* Each case restates what the kernel's comment says about its workspace. */
+void vlai_cpu_workspace(const vla_graph *g, const vlai_node *node, size_t *shared, size_t *per_thread)
+{
+    const int64_t word = (int64_t)sizeof(double);
+    const int64_t block = VLAI_ATTENTION_QUERIES * VLAI_ATTENTION_KEYS;
+    int64_t all = 0, each = 0;
+    switch (node->op) {
+    case VLAI_OP_matmul: {
+        const vlai_value_info *a = operand(g, node, 0), *b = operand(g, node, 1);
+        int64_t m = a->shape[node->attrs.matmul.transpose_a ? 1 : 0], k = a->shape[node->attrs.matmul.transpose_a ? 0 : 1];
+        int64_t n = b->shape[node->attrs.matmul.transpose_b ? 0 : 1];
+        vlai_gemm_grid grid = vlai_gemm_grid_of(m, n, k);
+        all = grid.n_depth > 1 ? grid.n_depth * m * n * word : 0;
+        break;
+    }
+    case VLAI_OP_rms_norm_grad_weight:
+        all = vlai_tiles(operand(g, node, 1)->shape[0], VLAI_CHUNK_ROWS) * cols_of(operand(g, node, 1)) * word;
+        break;
+    case VLAI_OP_col_sum:
+        all = vlai_tiles(operand(g, node, 0)->shape[0], VLAI_CHUNK_ROWS) * cols_of(operand(g, node, 0)) * word;
+        break;
+    case VLAI_OP_rope_table:
+        all = node->attrs.rope_table.half * (word + (int64_t)sizeof(int32_t));
+        break;
+    case VLAI_OP_attention:
+        each = (2 * block + (int64_t)VLAI_ATTENTION_QUERIES * node->attrs.attention.head_dim) * word;
+        break;
+    case VLAI_OP_attention_grad:
+        all = (3 * g->values[node->inputs[6]].elements + 6) * (int64_t)sizeof(int32_t);
+        each = 3 * block * word;
+        break;
+    case VLAI_OP_masked_mse:
+        all = vlai_tiles(operand(g, node, 0)->elements, VLAI_CHUNK_ELEMENTS) * 2 * word;
+        break;
+    case VLAI_OP_cross_entropy:
+        all = operand(g, node, 0)->shape[0] * word;
+        break;
+    case VLAI_OP_sum_squares:
+        all = vlai_tiles(operand(g, node, 0)->elements, VLAI_CHUNK_ELEMENTS) * word;
+        break;
+    default:
+        break;
+    }
+    *shared = round_64(all);
+    *per_thread = round_64(each);
+}
