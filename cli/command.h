@@ -26,7 +26,8 @@ int command_help(int argc, char **argv, const char *text);
 int command_unknown(const char *name, const char *argument, const char *const *known, int count);
 
 #define COMMANDS(X)                                        \
-    X(parity, "compare with recorded results of the reference")
+    X(parity, "compare with recorded results of the reference") \
+    X(config, "list the keys of a training configuration, or check one")
 
 #define X(name, text) int command_##name(int argc, char **argv);
 COMMANDS(X)

@@ -5,6 +5,7 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static bool make_room(vlai_text *text, size_t extra)
@@ -52,6 +53,31 @@ void vlai_text_printf(vlai_text *text, const char *format, ...)
         text->size += (size_t)n;
     }
     va_end(again);
+}
+
+void vlai_text_json(vlai_text *text, const char *string)
+{
+    vlai_text_puts(text, "\"");
+    for (const char *c = string; *c; c++) {
+        if (*c == '"' || *c == '\\')
+            vlai_text_put(text, "\\", 1);
+        if ((unsigned char)*c < 0x20)
+            vlai_text_printf(text, "\\u%04x", (unsigned char)*c);
+        else
+            vlai_text_put(text, c, 1);
+    }
+    vlai_text_puts(text, "\"");
+}
+
+void vlai_text_real(vlai_text *text, double value)
+{
+    char buffer[40];
+    for (int digits = 15; digits <= 17; digits++) {
+        snprintf(buffer, sizeof buffer, "%.*g", digits, value);
+        if (strtod(buffer, NULL) == value)
+            break;
+    }
+    vlai_text_puts(text, buffer);
 }
 
 vla_status vlai_text_status(const vlai_text *text, vla_error *err)

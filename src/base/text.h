@@ -19,6 +19,10 @@ typedef struct vlai_text {
 void vlai_text_put(vlai_text *text, const char *data, size_t size);
 void vlai_text_puts(vlai_text *text, const char *string);
 void vlai_text_printf(vlai_text *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* The string in quotation marks, escaped as JSON wants it. */
+void vlai_text_json(vlai_text *text, const char *string);
+/* The shortest decimal form that reads back as the same double. */
+void vlai_text_real(vlai_text *text, double value);
 vla_status vlai_text_status(const vlai_text *text, vla_error *err);
 void vlai_text_fini(vlai_text *text);
 

@@ -514,20 +514,6 @@ vla_status vlai_tensor_to_int64(const vlai_tensor_view *view, int64_t first, int
 
 /* ---- writing ---- */
 
-static void put_json_string(vlai_text *text, const char *string)
-{
-    vlai_text_puts(text, "\"");
-    for (const char *c = string; *c; c++) {
-        if (*c == '"' || *c == '\\')
-            vlai_text_put(text, "\\", 1);
-        if ((unsigned char)*c < 0x20)
-            vlai_text_printf(text, "\\u%04x", (unsigned char)*c);
-        else
-            vlai_text_put(text, c, 1);
-    }
-    vlai_text_puts(text, "\"");
-}
-
 static vla_status check_tensor(const char *path, const vlai_tensor_view *t, vla_error *err)
 {
     size_t bytes = vla_dtype_size(t->dtype);
@@ -576,9 +562,9 @@ static vla_status build_header(const char *path, const vlai_tensor_view *tensors
         vlai_text_puts(text, "\"__metadata__\":{");
         for (size_t i = 0; metadata[i] && metadata[i + 1]; i += 2) {
             vlai_text_puts(text, i ? "," : "");
-            put_json_string(text, metadata[i]);
+            vlai_text_json(text, metadata[i]);
             vlai_text_puts(text, ":");
-            put_json_string(text, metadata[i + 1]);
+            vlai_text_json(text, metadata[i + 1]);
         }
         vlai_text_puts(text, "}");
     }
@@ -590,7 +576,7 @@ static vla_status build_header(const char *path, const vlai_tensor_view *tensors
         if (!vlai_add_size(offset, t->bytes, &end))
             return vlai_fail(err, VLA_E_SHAPE, "%s: the tensors together overflow", path);
         vlai_text_puts(text, i || metadata ? "," : "");
-        put_json_string(text, t->name);
+        vlai_text_json(text, t->name);
         vlai_text_printf(text, ":{\"dtype\":\"%s\",\"shape\":[", vla_dtype_name(t->dtype));
         for (int d = 0; d < t->rank; d++)
             vlai_text_printf(text, "%s%lld", d ? "," : "", (long long)t->shape[d]);

@@ -103,7 +103,7 @@ typedef struct vlai_config_internal vlai_config_internal;
 typedef struct vlai_config {
 #define VLAI_FIELD(kind, key, ...) VLAI_TYPE_##kind key;
 #define VLAI_SECTION(path, member, rows) \
-    struct {                             \
+    struct vlai_section_##member {       \
         rows(VLAI_FIELD)                 \
     } member;
     VLAI_SECTIONS(VLAI_SECTION)
@@ -120,6 +120,7 @@ typedef struct vlai_config {
         int64_t action_horizon_flow;
     } reference_model;
 
+    const char *base_group;     /* name of the parameters that no group of lr_groups takes */
     const char *path;           /* the file */
     const char *const *notices; /* one sentence each, for the log */
     size_t notice_count;
@@ -133,6 +134,10 @@ vla_status vlai_config_load(const char *path, const char *const *overrides, size
 vla_status vlai_config_parse(const char *data, size_t size, const char *name, const char *const *overrides,
                              size_t count, vlai_config **out, vla_error *err);
 void vlai_config_destroy(vlai_config *config);
+
+/* Folder of the data set: `root`, `root`/`repo_id`, `repo_id` itself, or `repo_id` below $HF_LEROBOT_HOME or
+ * ~/.cache/huggingface/lerobot; the first of these that holds meta/info.json. */
+vla_status vlai_config_dataset(const vlai_config *config, char *out, size_t size, vla_error *err);
 
 /* What training needs beyond a readable file: required keys present, input paths that exist. */
 vla_status vlai_config_check_training(const vlai_config *config, vla_error *err);

@@ -33,6 +33,11 @@
 
 #define VLAI_BIG 1e15 /* no further bound: counts of steps, samples or bytes */
 
+/* Defaults of maps and lists are YAML. */
+#define VLAI_DEFAULT_RESOLUTION "{face_view: 256, left_wrist_view: 256, right_wrist_view: 256}"
+#define VLAI_DEFAULT_BETAS "[0.9, 0.98]"
+#define VLAI_DEFAULT_ADAMW_BETAS "[0.9, 0.999]"
+
 /* ---- top level, with the legacy places of keys that have moved into sections ---- */
 #define VLAI_OPTIONS_TOP(X)                                                                                            \
     X(CHOICE, model_type, 0, 0, 0, WORKS, "qwen2_5; the policy: qwen2_5 is Wall-X")                                    \
@@ -117,7 +122,7 @@
 
 #define VLAI_OPTIONS_LEROBOT(X)                                                                                        \
     X(PATH, repo_id, NULL, 0, 0, WORKS, "folder of the data set, or its name below root or $HF_LEROBOT_HOME")          \
-    X(PATH, root, NULL, 0, 0, WORKS, "folder that holds the data set")                                                 \
+    X(PATH, root, NULL, 0, 0, WORKS, "folder of the data set, or one that holds repo_id")                              \
     X(NUMBERS, episodes, NULL, 0, VLAI_BIG, WORKS, "episodes to use; null = all")
 
 #define VLAI_OPTIONS_KEYS(X)                                                                                           \
