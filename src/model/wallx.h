@@ -1,0 +1,107 @@
+/* Wall-X as graph: vision tower, two-expert backbone, action head, losses. Facts: the model is X-Square-Robot/wall-x
+ * (wall_x/model/qact, wall_x/model/core); names of parameters are those of its checkpoints, fused layout.
+ *
+ * A micro-batch is laid out as two packed streams, one per expert: stream 0 holds every token that is not <|action|>, in
+ * (sample, position) order, stream 1 the action tokens. Attention sees the tokens in sample order. Everything that depends
+ * on the tokens (positions, routing, mask columns, windows) is integer data in the batch's slot, so that one graph serves
+ * all batches of a shape.
+ *
+ *     vlai_wallx_shape shape;
+ *     VLA_TRY(vlai_wallx_shape_of(&config, &tokens, &batch, true, &shape, err));  // the bucket of this batch
+ *     VLA_TRY(vlai_wallx_build(&config, &shape, &options, &graph, err));          // once per bucket
+ *     ... vla_graph_backward(graph, vla_graph_find(graph, "loss"), 1.0, err), vla_plan_build, vla_run_create ...
+ *     VLA_TRY(vlai_wallx_fill(&config, &tokens, &shape, &batch, find, run, err)); // once per batch
+ *     vla_run_execute(run, err); */
+#ifndef VLAI_WALLX_H
+#define VLAI_WALLX_H
+
+#include "model/wallx_config.h"
+#include "vla/graph.h"
+#include "vla/run.h"
+
+VLA_BEGIN_DECLS
+
+/* Ids that the tokenizer gives. */
+typedef struct vlai_wallx_tokens {
+    int64_t action, propri, pad;
+} vlai_wallx_tokens;
+
+/* One micro-batch on the host. Borrowed pointers; NULL where the reference receives None. */
+typedef struct vlai_wallx_batch {
+    int64_t samples;
+    const int64_t *offset; /* [samples+1]: sample s owns tokens offset[s] .. offset[s+1] */
+    const int32_t *ids;    /* [tokens] */
+    const uint8_t *real;   /* [tokens] 1 = real token, 0 = pad (attention_mask); NULL: all real */
+    const int32_t *labels; /* [tokens] not shifted, -100 = none */
+    /* pictures, in the order of their placeholders */
+    int64_t images;
+    const int32_t *grid;         /* [images,3]: t, h, w in patches */
+    const uint8_t *const *pixels; /* [images]: RGB, HWC, (h*patch) x (w*patch) */
+    const float *pixel_values;   /* [patches, patch row], instead of pixels */
+    const float *mean, *std;     /* [3] of the image processor, for pixels */
+    /* actions: time and noise are drawn by the caller */
+    int64_t horizon;
+    const float *action, *dof_mask, *noise; /* [samples, horizon, action_dim] */
+    const float *time;                      /* [samples] */
+    const float *flow_loss_mask;            /* [samples, horizon] */
+    const float *state, *state_mask;        /* [samples, propri_dim]; needed when the model has propri_proj */
+    /* positional masks, [tokens] each */
+    const uint8_t *padding_positions, *valid_flow_action_positions, *ar_predict_token_positions, *ar_action_mask;
+    bool ar_visible;
+} vlai_wallx_batch;
+
+/* What decides the graph. Comparable with memcmp after vlai_wallx_shape_of (no padding bytes). */
+typedef struct vlai_wallx_shape {
+    int64_t samples, horizon;
+    int64_t tokens0; /* rows of stream 0, rounded up */
+    int64_t tokens1; /* action tokens */
+    int64_t patches, units; /* of all pictures; units = patches / merge^2 */
+    int64_t images;
+    int64_t pixel_bytes; /* 0: pixel_values are given */
+    int64_t propri;  /* <|propri|> tokens */
+    int64_t labels;  /* -1: no labels at all; else rows that are projected, rounded up */
+    int64_t pairs, pairs_window, pairs_full; /* visible pairs of one attention: for FLOPs; equal within a bucket */
+} vlai_wallx_shape;
+
+typedef struct vlai_wallx_options {
+    bool activations; /* name every activation that golden cases list (act.*), keep all of them */
+    bool inference;   /* no loss: result "action.out" */
+} vlai_wallx_options;
+
+/* `bucket`: round rows up to the largest power of two <= rows/64; false: exact. */
+vla_status vlai_wallx_shape_of(const vlai_wallx_config *config, const vlai_wallx_tokens *tokens,
+                               const vlai_wallx_batch *batch, bool bucket, vlai_wallx_shape *out, vla_error *err);
+/* A shape for planning from sizes alone: text tokens per sample and the grids of one sample's pictures. */
+vla_status vlai_wallx_shape_plan(const vlai_wallx_config *config, int64_t samples, int64_t text_tokens, int64_t horizon,
+                                 int64_t images, const int32_t *grid, vlai_wallx_shape *out, vla_error *err);
+
+/* Adds every parameter of the model to a store, in checkpoint order. group_of (may be NULL: 0) gives the learning-rate
+ * group by name. `lm_head`: also an untied head. */
+vla_status vlai_wallx_params(const vlai_wallx_config *config, int (*group_of)(const char *name, void *user), void *user,
+                             vla_store *store, vla_error *err);
+
+/* Results: "loss", "flow_loss" (with actions), "cross_entropy_loss" (with labels), "flow_error" [samples*horizon, D],
+ * "ce_error" [labels], and with inference "action.out" [tokens1, D]. */
+vla_status vlai_wallx_build(const vlai_wallx_config *config, const vlai_wallx_shape *shape,
+                            const vlai_wallx_options *options, vla_graph **out, vla_error *err);
+
+/* Writes all inputs of the graph. find(user, name) gives the buffer of an input, or NULL when the plan has none. */
+typedef void *(*vlai_wallx_find)(void *user, const char *name);
+vla_status vlai_wallx_fill(const vlai_wallx_config *config, const vlai_wallx_tokens *tokens, const vlai_wallx_shape *shape,
+                           const vlai_wallx_batch *batch, vlai_wallx_find find, void *user, vla_error *err);
+
+/* Euler sampling of actions (vla predict): prefix once, then the action rows against the kept prefix. */
+typedef struct vlai_wallx_sampler vlai_wallx_sampler;
+vla_status vlai_wallx_sampler_create(const vlai_wallx_config *config, vla_store *store, vla_executor *executor,
+                                     vlai_wallx_sampler **out, vla_error *err);
+void vlai_wallx_sampler_destroy(vlai_wallx_sampler *sampler);
+/* batch->noise is the start; batch->action and time are not read. padding_action [action_dim]: where dof_mask is 0, the
+ * value that the channel is driven to (NULL: all channels are the network's). out [samples, horizon, action_dim]: x at the
+ * end, still normalised. trace_x, trace_out (may be NULL) [steps, ...]: x after, network output of every evaluation. */
+vla_status vlai_wallx_sample(vlai_wallx_sampler *sampler, const vlai_wallx_tokens *tokens, const vlai_wallx_batch *batch,
+                             int64_t steps, bool cache, const float *padding_action, float *out, float *trace_x,
+                             float *trace_out, vla_error *err);
+
+VLA_END_DECLS
+
+#endif
