@@ -53,7 +53,10 @@ typedef struct vlai_wallx_config {
     double ar_loss_weight, flow_loss_weight;
 } vlai_wallx_config;
 
+/* `path`: the file, or a folder that holds config.json. */
 vla_status vlai_wallx_config_load(const char *path, vlai_wallx_config *out, vla_error *err);
+vla_status vlai_wallx_config_parse(const char *data, size_t size, const char *name, vlai_wallx_config *out,
+                                   vla_error *err);
 /* `reference_reading`: take use_state_string_representation and action_horizon_flow from `data`, as the reference's model
  * does (golden cases); else the one value of `task`. */
 vla_status vlai_wallx_config_update(vlai_wallx_config *config, const vlai_config *train, bool reference_reading,
