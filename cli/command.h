@@ -27,7 +27,8 @@ int command_unknown(const char *name, const char *argument, const char *const *k
 
 #define COMMANDS(X)                                        \
     X(parity, "compare with recorded results of the reference") \
-    X(config, "list the keys of a training configuration, or check one")
+    X(config, "list the keys of a training configuration, or check one") \
+    X(synth, "write a synthetic LeRobot dataset")
 
 #define X(name, text) int command_##name(int argc, char **argv);
 COMMANDS(X)

@@ -116,6 +116,10 @@ static void quieten(void)
 }
 static pthread_once_t quiet = PTHREAD_ONCE_INIT;
 
+/* SVT-AV1 1.4 keeps a list of its allocations in a global of the process: making or ending two encoders at once crashes
+ * in svt_av1_enc_init_handle. Encoding at once is safe. */
+static pthread_mutex_t birth_and_death = PTHREAD_MUTEX_INITIALIZER;
+
 /* The options of each encoder library. One thread, so that a segment's bytes depend on its pictures alone. */
 static int set_options(const vlai_video_format *format, const char *name, AVCodecContext *codec)
 {
@@ -164,8 +168,11 @@ vla_status vlai_encoder_open(const vlai_video_format *format, vlai_encoder **out
     e->codec->thread_count = 1;
     e->codec->flags |= AV_CODEC_FLAG_GLOBAL_HEADER | AV_CODEC_FLAG_BITEXACT;
     int r = set_options(format, name, e->codec);
-    if (r == 0)
+    if (r == 0) {
+        pthread_mutex_lock(&birth_and_death);
         r = avcodec_open2(e->codec, codec, NULL);
+        pthread_mutex_unlock(&birth_and_death);
+    }
     if (r < 0) {
         status = vlai_prefix(err, fail_av(err, r, "opening the encoder"), "%s %dx%d", name, format->width, format->height);
         goto failed;
@@ -274,7 +281,9 @@ void vlai_encoder_destroy(vlai_encoder *e)
     sws_freeContext(e->scale);
     av_frame_free(&e->frame);
     av_packet_free(&e->packet);
+    pthread_mutex_lock(&birth_and_death);
     avcodec_free_context(&e->codec);
+    pthread_mutex_unlock(&birth_and_death);
     vlai_segment_fini(&e->segment);
     vlai_free(e);
 }

@@ -1,0 +1,62 @@
+/* The task of synthetic sets: three coloured goals lie in the picture, the instruction names one colour, the effector
+ * moves there from where the state says it is. Each input is needed: where the goals lie stands only in the picture
+ * (the effector is not drawn), which goal is meant only in the instruction, where the motion starts only in the state.
+ *
+ * The three colours are permuted over three places from episode to episode, each place jittered by 5 % of the picture.
+ * With goals spread evenly over the picture a small model learns the episodes by heart instead of looking.
+ *
+ * Motion. The pose has J = max(1, action_dim - 1) joints. Joint j starts anywhere in (-1, 1) and goes to a target that
+ * is a linear function of the goal's position (x right, y up, both in -1..1): joint 0 to x, joint 1 to y, joint j to
+ * 0.8 (x cos 2j + y sin 2j). Each frame covers a tenth of what remains: action_j = (target_j - pose_j) / 2 and
+ * pose_j += action_j / 5. The gripper opening starts anywhere in (0, 1) and closes at the same rate; its action, the
+ * last one, is 1 - 2 opening. The state holds the joints, then fingers at +-0.04 opening. A joint that the state has no
+ * room for copies one that it has, so that the action always follows from the inputs.
+ *
+ * Everything is a pure function of (seed, episode): episodes can be made in any order, on any thread. */
+#ifndef VLAI_SYNTH_TASK_H
+#define VLAI_SYNTH_TASK_H
+
+#include "vla/error.h"
+
+#include <stdbool.h>
+
+VLA_BEGIN_DECLS
+
+enum { VLAI_SYNTH_GOALS = 3, VLAI_SYNTH_PHRASINGS = 4, VLAI_SYNTH_DIMS = 64 };
+
+typedef struct vlai_synth_task {
+    uint64_t seed;
+    int state_dim, action_dim; /* 1 .. VLAI_SYNTH_DIMS */
+    int64_t length_min, length_max;
+    int phrasings; /* 1 .. VLAI_SYNTH_PHRASINGS ways to say the instruction */
+    int width, height;
+    int noise;  /* grey levels of per-pixel noise, either way; 0 none */
+    bool stamp; /* draw frame, camera and episode number as blocks, so that a decoded frame shows which it is */
+} vlai_synth_task;
+
+typedef struct vlai_synth_scene {
+    int64_t episode, length;
+    double goal[VLAI_SYNTH_GOALS][2]; /* centre of colour c: right and down, in fractions of the picture of camera 0 */
+    int meant;                        /* the colour that the instruction names */
+    int phrasing;
+    double start[VLAI_SYNTH_DIMS], target[VLAI_SYNTH_DIMS]; /* pose, J joints */
+    double opening;                                         /* of the gripper, at the start */
+    int joints;
+} vlai_synth_scene;
+
+void vlai_synth_scene_make(const vlai_synth_task *task, int64_t episode, vlai_synth_scene *out);
+/* "move to the red goal" and the like; colour 0 red, 1 green, 2 blue. */
+const char *vlai_synth_text(int colour, int phrasing);
+/* State (state_dim) and action (action_dim) of one frame. */
+void vlai_synth_frame(const vlai_synth_task *task, const vlai_synth_scene *scene, int64_t frame, float *state,
+                      float *action);
+/* True when the pictures of an episode are all alike. */
+bool vlai_synth_still(const vlai_synth_task *task);
+/* (height, width, 3) uint8. Camera k sees the scene turned by k quarter turns, mirrored from the fourth on. */
+void vlai_synth_draw(const vlai_synth_task *task, const vlai_synth_scene *scene, int camera, int64_t frame, uint8_t *rgb);
+/* Where camera k shows a point of camera 0. */
+void vlai_synth_view(int camera, const double in[2], double out[2]);
+
+VLA_END_DECLS
+
+#endif
