@@ -5,6 +5,7 @@
  * counts 0, attention counts its visible (query, key) pairs alone, and what a kernel computes a second time inside itself
  * (the probabilities, in the attention backward) is not counted. A training step of matmuls and attention is therefore
  * 3 times its forward. Work that the recompute pass repeats consists of nodes of its own and counts in full. */
+#include "cpu/workspace.h"
 #include "ops/op.h"
 
 static int64_t dim(const vla_graph *g, vla_value v, int axis)
@@ -59,6 +60,7 @@ static double bytes(const vla_graph *g, const vlai_node *node)
     void vlai_cost_##name(const vla_graph *g, const vlai_node *node, vlai_cost *cost)   \
     {                                                                                   \
         *cost = (vlai_cost){.flops = flops(g, node), .bytes = bytes(g, node)};          \
+        vlai_cpu_workspace(g, node, &cost->workspace, &cost->workspace_per_thread);     \
     }
 #include "ops/ops.def"
 #undef VLA_OP
