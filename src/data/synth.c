@@ -3,7 +3,7 @@
 #include "base/fail.h"
 #include "base/io.h"
 #include "base/memory.h"
-#include "image/png_write.h"
+#include "format/image.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -137,7 +137,7 @@ static vla_status photograph(const vlai_synth_options *o, episode *e, int camera
         vlai_stats_count_picture(rgb, pixels, still ? n : 1, view->histogram);
         uint8_t *png = NULL;
         size_t size = 0;
-        VLA_TRY(vlai_png_encode(rgb, o->task.width, o->task.height, &png, &size, err));
+        VLA_TRY(vlai_png_encode(rgb, o->task.width, o->task.height, 6, &png, &size, err));
         if (used + size > capacity) {
             size_t wanted = (used + size) * 2;
             uint8_t *grown = vlai_grow(e->pngs[camera], capacity, wanted);
