@@ -12,11 +12,11 @@ vla_status vlai_pass_dead(vla_graph *g, size_t *removed, vla_error *err)
         status = vlai_nomem(err, g->n_values);
         goto done;
     }
-    for (size_t v = 0; v < g->n_values; v++) {
+    for (size_t v = 0; v < g->n_values; v++)
         live[v] = g->values[v].name != NULL;
-        if (v < g->n_gradient && g->gradient && g->gradient[v] != VLA_NONE && g->values[v].kind == VLAI_PARAM)
+    for (size_t v = 0; v < g->n_gradient; v++)
+        if (g->gradient[v] != VLA_NONE && g->values[v].kind == VLAI_PARAM)
             live[g->gradient[v]] = true;
-    }
     if (g->loss != VLA_NONE)
         live[g->loss] = true;
     size_t dropped = 0;

@@ -197,7 +197,7 @@ static vla_status find_peak(const vla_graph *g, const lifetimes *l, size_t *peak
 }
 
 /* Orders of placement. The activations of a training step are nested in time, made in the forward and used up in reverse
- * in the backward: longest first stacks them without a gap. Largest first suits graphs without a backward. */
+ * in the backward: longest first stacks them without a gap. The others suit graphs of less order; the best counts. */
 static int by_duration(const void *a, const void *b)
 {
     const block *x = a, *y = b;
@@ -214,6 +214,15 @@ static int by_bytes(const void *a, const void *b)
     const block *x = a, *y = b;
     if (x->bytes != y->bytes)
         return x->bytes > y->bytes ? -1 : 1;
+    return by_duration(a, b);
+}
+
+static int by_area(const void *a, const void *b)
+{
+    const block *x = a, *y = b;
+    double ax = (double)x->bytes * (x->last - x->first + 1), ay = (double)y->bytes * (y->last - y->first + 1);
+    if (ax < ay || ax > ay)
+        return ax > ay ? -1 : 1;
     return by_duration(a, b);
 }
 
@@ -256,7 +265,7 @@ static int64_t pack(block *blocks, size_t n, block *placed)
 
 static vla_status layout_lifetimes(lifetimes *l, size_t peak, vlai_memory *out, vla_error *err)
 {
-    static int (*const orders[])(const void *, const void *) = {by_duration, by_bytes};
+    static int (*const orders[])(const void *, const void *) = {by_duration, by_bytes, by_area};
     block *placed = vlai_array(l->n_blocks + 1, sizeof *placed);
     if (!placed)
         return vlai_nomem(err, l->n_blocks * sizeof *placed);
