@@ -594,23 +594,32 @@ static vla_status build_header(const char *path, const vlai_tensor_view *tensors
 }
 
 static vla_status write_parts(const char *temporary, const vlai_text *header, const vlai_tensor_view *tensors,
-                              size_t count, vla_error *err)
+                              size_t count, vlai_tensor_put put, void *context, vla_error *err)
 {
     uint8_t length[8];
     for (int i = 0; i < 8; i++)
         length[i] = (uint8_t)((uint64_t)header->size >> (8 * i));
     vlai_writer writer;
     VLA_TRY(vlai_writer_open(&writer, temporary, err));
-    VLA_TRY(vlai_writer_put(&writer, length, sizeof length, err)); /* a failed put has already unlinked the file */
-    VLA_TRY(vlai_writer_put(&writer, header->data, header->size, err));
-    for (size_t i = 0; i < count; i++)
-        if (tensors[i].bytes)
-            VLA_TRY(vlai_writer_put(&writer, tensors[i].data, tensors[i].bytes, err));
+    vla_status status = vlai_writer_put(&writer, length, sizeof length, err);
+    if (status == VLA_OK)
+        status = vlai_writer_put(&writer, header->data, header->size, err);
+    for (size_t i = 0; i < count && status == VLA_OK; i++) {
+        uint64_t before = writer.offset;
+        status = put(context, i, &writer, err);
+        if (status == VLA_OK && writer.offset - before != tensors[i].bytes)
+            status = vlai_fail(err, VLA_E_INTERNAL, "%s: tensor '%s': %llu bytes were written, wanted %zu", temporary,
+                               tensors[i].name, (unsigned long long)(writer.offset - before), tensors[i].bytes);
+    }
+    if (status != VLA_OK) {
+        vlai_writer_abort(&writer); /* closed already after a failed write; both are fine */
+        return status;
+    }
     return vlai_writer_close(&writer, err);
 }
 
-vla_status vlai_safetensors_write(const char *path, const vlai_tensor_view *tensors, size_t count,
-                                  const char *const *metadata, vla_error *err)
+vla_status vlai_safetensors_stream(const char *path, const vlai_tensor_view *tensors, size_t count,
+                                   const char *const *metadata, vlai_tensor_put put, void *context, vla_error *err)
 {
     char temporary[PATH_SIZE];
     if (snprintf(temporary, sizeof temporary, "%s.tmp.%ld", path, (long)getpid()) >= (int)sizeof temporary)
@@ -618,7 +627,7 @@ vla_status vlai_safetensors_write(const char *path, const vlai_tensor_view *tens
     vlai_text header = {0};
     vla_status status = build_header(path, tensors, count, metadata, &header, err);
     if (status == VLA_OK)
-        status = write_parts(temporary, &header, tensors, count, err);
+        status = write_parts(temporary, &header, tensors, count, put, context, err);
     if (status == VLA_OK) {
         status = vlai_publish(temporary, path, err);
         if (status != VLA_OK)
@@ -626,4 +635,16 @@ vla_status vlai_safetensors_write(const char *path, const vlai_tensor_view *tens
     }
     vlai_text_fini(&header);
     return status;
+}
+
+static vla_status put_whole(void *context, size_t i, vlai_writer *writer, vla_error *err)
+{
+    const vlai_tensor_view *t = (const vlai_tensor_view *)context + i;
+    return t->bytes ? vlai_writer_put(writer, t->data, t->bytes, err) : VLA_OK;
+}
+
+vla_status vlai_safetensors_write(const char *path, const vlai_tensor_view *tensors, size_t count,
+                                  const char *const *metadata, vla_error *err)
+{
+    return vlai_safetensors_stream(path, tensors, count, metadata, put_whole, (void *)(uintptr_t)tensors, err);
 }

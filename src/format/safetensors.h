@@ -31,6 +31,7 @@ typedef struct vlai_tensor_view {
 } vlai_tensor_view;
 
 typedef struct vlai_safetensors vlai_safetensors;
+struct vlai_writer; /* base/io.h */
 
 /* `path`: a *.safetensors file, a *.safetensors.index.json, or a directory holding model.safetensors, an index, or
  * several *.safetensors files (all of them, sorted by name, as the reference merges a pretrained directory). */
@@ -51,6 +52,12 @@ vla_status vlai_tensor_to_int64(const vlai_tensor_view *view, int64_t first, int
  * only when complete (temporary name, fsync, rename). */
 vla_status vlai_safetensors_write(const char *path, const vlai_tensor_view *tensors, size_t count,
                                   const char *const *metadata, vla_error *err);
+
+/* The same for data that is not in one piece: `put` is called once per tensor, in order, and writes exactly its bytes. The
+ * data pointers of `tensors` are not looked at. On failure `put` returns the status of vlai_writer_put as it is. */
+typedef vla_status (*vlai_tensor_put)(void *context, size_t i, struct vlai_writer *writer, vla_error *err);
+vla_status vlai_safetensors_stream(const char *path, const vlai_tensor_view *tensors, size_t count,
+                                   const char *const *metadata, vlai_tensor_put put, void *context, vla_error *err);
 
 VLA_END_DECLS
 
