@@ -32,20 +32,22 @@ static void L(copy_elements)(const vlai_cpu_call *call, real *to, const real *fr
         vlai_pool_run(call->pool, vlai_tiles(n, VLAI_TILE_ELEMENTS), L(copy_tile), &(L(row_job)){call, from, to, n, 1});
 }
 
+/* Rows of reals, or of int32 (index tables). */
 static void L(gather_rows_tile)(void *context, int64_t tile, int thread)
 {
     (void)thread;
     const vlai_cpu_call *call = context;
     int64_t cols = vlai_cols(&call->out[0]), table = vlai_rows(&call->in[0]);
-    const real *x = call->in[0].data;
+    size_t bytes = (size_t)cols * (call->in[0].dtype == VLA_I32 ? sizeof(int32_t) : sizeof(real));
+    const char *x = call->in[0].data;
     const int32_t *index = call->in[1].data;
-    real *y = call->out[0].data;
+    char *y = call->out[0].data;
     vlai_span span = vlai_span_of(tile, vlai_tile_rows(cols), vlai_rows(&call->out[0]));
     for (int64_t row = span.first; row < span.end; row++) {
         if (index[row] >= 0 && index[row] < table)
-            L(copy_row)(y + row * cols, x + index[row] * cols, cols);
+            memcpy(y + (size_t)row * bytes, x + (size_t)index[row] * bytes, bytes);
         else
-            memset(y + row * cols, 0, (size_t)cols * sizeof(real));
+            memset(y + (size_t)row * bytes, 0, bytes);
     }
 }
 

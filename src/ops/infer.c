@@ -246,8 +246,9 @@ static bool index_vector(const vlai_value_info *v)
 RULE(gather_rows)
 {
     const vlai_value_info *x = operand(g, node, 0), *index = operand(g, node, 1);
-    WANT(x->rank == 2 && index_vector(index), "x [R,C] and an i32 index [N]");
-    set2(out, x->dtype, index->shape[0], x->shape[1]);
+    WANT((x->rank == 2 || (x->rank == 1 && x->dtype == VLA_I32)) && index_vector(index), "x [R,C], or i32 [R], and an i32 index [N]");
+    like(out, x);
+    out->dim[0] = index->shape[0];
     return VLA_OK;
 }
 
