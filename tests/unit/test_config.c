@@ -1,0 +1,455 @@
+/* The training configuration: what the shipped files mean, every kind of error with its sentence, overrides, variables. */
+#include "test.h"
+
+#include "base/io.h"
+#include "base/memory.h"
+#include "train/config.h"
+
+#include <math.h>
+#include <unistd.h>
+
+static vlai_config *parse(const char *text, const char *const *overrides, size_t count)
+{
+    vla_error err = VLA_ERROR_INIT;
+    vlai_config *config = NULL;
+    assert_ok(vlai_config_parse(text, strlen(text), "t.yml", overrides, count, &config, &err), err);
+    return config;
+}
+
+static bool has_notice(const vlai_config *c, const char *part)
+{
+    for (size_t i = 0; i < c->notice_count; i++)
+        if (strstr(c->notices[i], part))
+            return true;
+    return false;
+}
+
+static void shipped_libero(void **state)
+{
+    (void)state;
+    vla_error err = VLA_ERROR_INIT;
+    vlai_config *c;
+    assert_ok(vlai_config_load(VLA_TEST_ROOT "/workspace/example/libero.yml", NULL, 0, &c, &err), err);
+    assert_int_equal(c->action_dim, 26);
+    assert_int_equal(c->propri_dim, 26);
+    assert_string_equal(c->task.dof_config.names[2], "master_right_gripper");
+    assert_int_equal(c->task.dof_config.values[3], 19);
+    assert_true(c->task.action_horizon == 10 && c->task.action_horizon_flow == 10);
+    assert_true(c->task.use_state_string_representation && !c->reference_model.use_state_string_representation);
+    assert_int_equal(c->reference_model.action_horizon_flow, 32);
+    assert_true(c->optimizer.learning_rate == 5e-5 && c->optimizer.betas.values[1] == 0.95);
+    assert_true(c->optimizer.eps == 1e-8 && c->optimizer.weight_decay == 1e-8 && c->optimizer.max_grad_norm == 1);
+    assert_true(c->scheduler.min_lr == 1e-6 && c->scheduler.num_warmup_steps == 1000);
+    assert_true(c->scheduler.num_training_steps == 200000 && c->scheduler.scheduler_type == VLAI_SCHEDULER_COSINE);
+    assert_true(c->hyperparams.batch_size_per_gpu == 4 && c->hyperparams.gradient_accumulation_steps == 4);
+    assert_true(c->hyperparams.seed == 10222 && c->top.eval_batch_size_per_gpu == 4);
+    assert_string_equal(c->keys.camera.names[1], "observation.images.rightImg");
+    assert_string_equal(c->keys.camera.values[1], "right_wrist_view");
+    assert_true(c->data.resolution.count == 2 && c->data.max_length == 1024 && c->data.state_bins == 256);
+    assert_true(c->model.ar_loss_weight == 0.01 && c->model.flow_loss_weight == 1 && c->model.attn_deterministic);
+    assert_int_equal(c->notice_count, 0);
+    vlai_config_destroy(c);
+
+    assert_ok(vlai_config_load(VLA_TEST_ROOT "/configs/libero_local_perf.yml", NULL, 0, &c, &err), err);
+    assert_true(c->hyperparams.batch_size_per_gpu == 26 && c->data.num_workers == 16);
+    assert_true(c->hyperparams.gradient_accumulation_steps == 1 && !c->distributed.use_fsdp);
+    assert_true(c->scheduler.num_training_steps == 30 && c->scheduler.num_warmup_steps == 15);
+    vlai_config_destroy(c);
+}
+
+/* Defaults where the reference has the key. */
+static void defaults(void **state)
+{
+    (void)state;
+    vlai_config *c = parse("model_type: qwen2_5\ntask:\nmodel: ~\ndata: {}\n", NULL, 0);
+    assert_true(c->task.action_horizon == 32 && c->task.action_horizon_flow == 32);
+    assert_true(c->optimizer.learning_rate == 1e-4 && c->scheduler.min_lr == 0.1 * 1e-4);
+    assert_true(c->optimizer.betas.count == 2 && c->optimizer.betas.values[0] == 0.9 && c->optimizer.betas.values[1] == 0.98);
+    assert_true(c->data.train_test_split == 0.95 && c->data.num_workers == 4 && c->data.max_length == 768);
+    assert_true(c->data.resolution.count == 3 && c->data.resolution.values[2] == 256);
+    assert_true(c->hyperparams.seed == 42 && c->logging.save_interval == 1000 && c->logging.val_interval == 4000);
+    assert_string_equal(c->checkpoint.save_path, "./ckpt");
+    assert_true(c->noise.beta_alpha == 1.5 && c->noise.s == 0.999 && c->noise.time_shift == 1);
+    assert_true(c->data.padding == VLAI_PADDING_PACKED && c->data.validation_split == VLAI_SPLIT_EPISODE);
+    assert_true(c->memory.recompute == VLAI_RECOMPUTE_NONE && c->training.numerics == VLAI_NUMERICS_AUTO);
+    assert_null(c->data.priority_order.names);
+    assert_string_equal(c->base_group, "base");
+    vlai_config_destroy(c);
+}
+
+static void refused_line(const char *text, vla_status status, const char *part, const char *hint)
+{
+    vla_error err = VLA_ERROR_INIT;
+    vlai_config *config;
+    char whole[4096];
+    snprintf(whole, sizeof whole, "model_type: qwen2_5\n%s", text);
+    assert_fails(vlai_config_parse(whole, strlen(whole), "t.yml", NULL, 0, &config, &err), status, err, part);
+    assert_null(config);
+    if (hint && !strstr(err.hint, hint))
+        fail_msg("hint '%s' lacks '%s'", err.hint, hint);
+}
+
+static void errors_name_file_line_and_key(void **state)
+{
+    (void)state;
+    const vla_status bad = VLA_E_INVALID, no = VLA_E_UNSUPPORTED, format = VLA_E_FORMAT;
+    static const struct {
+        const char *text;
+        int status; /* 0 invalid, 1 unsupported, 2 format */
+        const char *part, *hint;
+    } cases[] = {
+        {"hyperparams:\n  sed: 3\n", 0, "t.yml:3: unknown key 'hyperparams.sed'", "did you mean 'hyperparams.seed'?"},
+        {"hyperparms:\n  seed: 3\n", 0, "t.yml:2: unknown key 'hyperparms'", "did you mean 'hyperparams'?"},
+        {"hyperparams:\n  optimiser: {}\n", 0, "t.yml:3: unknown key 'hyperparams.optimiser'", "'hyperparams.optimizer'?"},
+        {"batch_size_per_gpu: 3\n", 0, "t.yml:2: unknown key 'batch_size_per_gpu'", "hyperparams.batch_size_per_gpu"},
+        {"data:\n  learning_rate: 3\n", 0, "unknown key 'data.learning_rate'", "hyperparams.optimizer.learning_rate"},
+        {"data:\n  num_workers: many\n", 0, "t.yml:3: data.num_workers is the text 'many', wanted an integer from 0 to 1024",
+         "decoding threads"},
+        {"data:\n  num_workers: 2.5\n", 0, "data.num_workers is the number 2.5, wanted an integer", NULL},
+        {"data:\n  num_workers: -1\n", 0, "data.num_workers is the number -1, wanted an integer from 0", NULL},
+        {"data:\n  num_workers: '4'\n", 0, "data.num_workers is the text '4', wanted an integer", NULL},
+        {"data:\n  num_workers: [4]\n", 0, "data.num_workers is a list of 1, wanted", NULL},
+        {"data:\n  num_workers: .nan\n", 0, "data.num_workers is the number .nan, wanted", NULL},
+        {"data: 3\n", 0, "t.yml:2: data is the number 3, wanted a map of keys", NULL},
+        {"[]\n", 2, "not valid YAML", NULL},
+        {"data:\n  train_test_split: 1.0\n", 0, "data.train_test_split is the number 1.0, wanted a number above 0 and below 1",
+         NULL},
+        {"hyperparams:\n  optimizer:\n    fused: 1\n", 0, "t.yml:4: hyperparams.optimizer.fused is the number 1, wanted true "
+                                                          "or false", NULL},
+        {"hyperparams:\n  optimizer:\n    betas: [0.9]\n", 0, "t.yml:4: hyperparams.optimizer.betas has 1 numbers, wanted 2",
+         NULL},
+        {"hyperparams:\n  optimizer:\n    betas: [0.9, 1.0]\n", 0, "betas: entry 1 is the number 1.0, wanted a list of "
+                                                                   "numbers from 0 to below 1", NULL},
+        {"hyperparams:\n  optimizer: {optimizer_type: dmuon}\n", 1, "optimizer_type: 'dmuon' is refused, wanted one of adamw",
+         "Muon"},
+        {"hyperparams:\n  optimizer: {optimizer_type: sgd}\n", 0, "optimizer_type is the text 'sgd', wanted one of adamw",
+         NULL},
+        {"hyperparams:\n  scheduler: {scheduler_type: step}\n", 1, "scheduler_type: 'step' is refused", "cosine or constant"},
+        {"hyperparams:\n  scheduler: {num_warmup_steps: 9, num_training_steps: 8}\n", 0, "num_warmup_steps is 9, more than "
+                                                                                         "num_training_steps 8", NULL},
+        {"task:\n  dof_config: {a: 0}\n", 0, "task.dof_config: a is the number 0, wanted a map of names to integers from 1",
+         NULL},
+        {"task:\n  dof_config: [7]\n", 0, "task.dof_config is a list of 1, wanted a map of names", NULL},
+        {"task:\n  dof_config: {a: 4096, b: 1}\n", 0, "task.dof_config: the widths sum to 4097", NULL},
+        {"data:\n  key_mappings:\n    camera: {cam: [x]}\n", 0, "data.key_mappings.camera: cam is a list of 1", NULL},
+        {"data:\n  resolution: {face_view: 0}\n", 0, "data.resolution: face_view is 0", NULL},
+        {"data:\n  lerobot_config: {episodes: [0, 1.5]}\n", 0, "entry 1 is 1.5, wanted an integer", NULL},
+        {"data:\n  dataset_type: x2robot\n", 0, "data.dataset_type is the text 'x2robot', wanted one of lerobot", NULL},
+        {"data:\n  use_fast_tokenizer: true\n", 1, "t.yml:3: data.use_fast_tokenizer: true is refused: discrete action",
+         NULL},
+        {"model:\n  use_ema: true\n", 1, "model.use_ema: true is refused", "leave the key out"},
+        {"model:\n  new_special_tokens: ['<x>']\n", 1, "new_special_tokens: a list of 1 is refused", NULL},
+        {"distributed:\n  bf16: false\n", 1, "distributed.bf16: false is refused: fp16", NULL},
+        {"distributed:\n  use_amp: true\n", 1, "distributed.use_amp: true is refused", NULL},
+        {"distributed:\n  fsdp_cpu_offload: yes\n", 1, "fsdp_cpu_offload: true is refused", NULL},
+        {"seed: 1\nseed: 2\n", 2, "t.yml:3: key 'seed' stands already in line 2", "keep one"},
+        {"data:\n  num_workers: 1\n  num_workers: 2\n", 2, "t.yml:4: key 'num_workers' stands already in line 3", NULL},
+        {"data: {\n", 2, "not valid YAML", NULL},
+        {"---\nmodel_type: qwen2_5\n", 2, "t.yml:2: a second document begins", NULL},
+        {"data: *nowhere\n", 2, "not valid YAML", NULL},
+        {"data: &a\n  lerobot_config: *a\n", 2, "levels deep", NULL},
+        {"checkpoint:\n  save_path: ${VLA_TEST_UNSET}\n", 0, "t.yml:3: the environment variable VLA_TEST_UNSET is not set",
+         "${NAME:-default}"},
+        {"checkpoint:\n  save_path: ${VLA TEST}\n", 0, "is not of the form ${NAME} or ${NAME:-default}", "$${"},
+        {"checkpoint:\n  save_path: a${VLA_TEST\n", 0, "is not of the form", NULL},
+        {"hyperparams:\n  optimizer:\n    lr_groups:\n      - {name: a, lr: 1.0e-4, includes: [x]}\n", 0,
+         "t.yml:5: an entry of lr_groups has the unknown key 'includes'", "include (list of texts)"},
+        {"hyperparams:\n  optimizer:\n    lr_groups:\n      - {name: a, lr: fast, include: [x]}\n", 0,
+         "a value of the wrong type under 'lr'", NULL},
+        {"hyperparams:\n  optimizer:\n    lr_groups:\n      - {name: a, include: [x]}\n", 0, "lacks its lr", NULL},
+        {"hyperparams:\n  optimizer:\n    lr_groups:\n      - {name: a, lr: 1}\n", 0, "lacks a part of a parameter name", NULL},
+        {"hyperparams:\n  optimizer:\n    lr_groups:\n    - {name: base, lr: 1, include: [x]}\n", 0,
+         "'base' cannot name a group", NULL},
+        {"hyperparams:\n  optimizer:\n    lr_groups:\n    - {name: a/b, lr: 1, include: [x]}\n", 0,
+         "'a/b' cannot name a group", NULL},
+        {"hyperparams:\n  optimizer:\n    lr_groups: [{name: a, lr: 1, include: [x]}, {name: a, lr: 2, include: [y]}]\n", 0,
+         "two groups are named 'a'", NULL},
+        {"hyperparams:\n  optimizer:\n    action_expert_learning_rate: 1.0e-3\n"
+         "    lr_groups: [{name: a, lr: 1, include: [x]}]\n", 0, "stands beside lr_groups", NULL},
+        {"hyperparams:\n  optimizer:\n    train_action_expert_only: true\n", 0, "everything would be frozen", NULL},
+        {"hyperparams:\n  optimizer:\n    action_lr_keywords: [x]\n", 0, "needs action_expert_learning_rate", NULL},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        refused_line(cases[i].text, cases[i].status == 0 ? bad : cases[i].status == 1 ? no : format, cases[i].part,
+                     cases[i].hint);
+    vla_error err = VLA_ERROR_INIT;
+    vlai_config *c;
+    assert_fails(vlai_config_parse("# nothing\n", 10, "t.yml", NULL, 0, &c, &err), bad, err, "Config file is empty: t.yml");
+    assert_fails(vlai_config_parse("task: {}\n", 9, "t.yml", NULL, 0, &c, &err), bad, err,
+                 "Missing required field 'model_type' in t.yml");
+    assert_fails(vlai_config_parse("- 3\n", 4, "t.yml", NULL, 0, &c, &err), bad, err, "t.yml:1: the file is a list of 1");
+    assert_fails(vlai_config_load("/nonexistent/t.yml", NULL, 0, &c, &err), VLA_E_NOT_FOUND, err, "/nonexistent/t.yml");
+}
+
+static void yaml_forms(void **state)
+{
+    (void)state;
+    setenv("VLA_TEST_NAME", "seven", 1);
+    setenv("VLA_TEST_WORKERS", "7", 1);
+    setenv("VLA_TEST_EMPTY", "", 1);
+    unsetenv("VLA_TEST_UNSET");
+    vlai_config *c;
+    c = parse("model_type: qwen2_5\n"
+              "hyperparams:\n"
+              "  seed: 1e3\n"
+              "  batch_size_per_gpu: ${VLA_TEST_WORKERS}\n"
+              "  optimizer: &opt\n"
+              "    learning_rate: 5e-5\n"
+              "    eps: 1.0e-8\n"
+              "    max_grad_norm: 1.0e8\n"
+              "    betas: !!python/tuple [0.8, 0.9]\n"
+              "data:\n"
+              "  num_workers: 0x10\n"
+              "  max_length: 1_024\n"
+              "  mask_padded_actions: on\n"
+              "  norm_stats_path: ~\n"
+              "  train_test_split: .5\n"
+              "  lerobot_config: {repo_id: \"${VLA_TEST_UNSET:-a/${VLA_TEST_NAME}}/b\", root: }\n"
+              "  resolution: {face_view: -1}\n"
+              "checkpoint:\n"
+              "  save_path: ${VLA_TEST_EMPTY:-./x}/$${VLA_TEST_NAME}/$5\n"
+              "logging:\n"
+              "  log_name: 2024\n"
+              "  use_wandb: yes\n",
+              NULL, 0);
+    assert_true(c->hyperparams.seed == 1000 && c->hyperparams.batch_size_per_gpu == 7);
+    assert_true(c->optimizer.learning_rate == 5e-5 && c->optimizer.eps == 1e-8 && c->optimizer.max_grad_norm == 1e8);
+    assert_true(c->optimizer.betas.values[0] == 0.8 && c->data.num_workers == 16 && c->data.max_length == 1024);
+    assert_true(c->data.mask_padded_actions && !c->data.norm_stats_path && c->data.train_test_split == 0.5);
+    assert_string_equal(c->lerobot.repo_id, "a/seven/b");
+    assert_null(c->lerobot.root);
+    assert_int_equal(c->data.resolution.values[0], -1);
+    assert_string_equal(c->checkpoint.save_path, "./x/${VLA_TEST_NAME}/$5");
+    assert_string_equal(c->logging.log_name, "2024");
+    assert_true(has_notice(c, "t.yml:22: logging.use_wandb: nothing is sent to wandb; metrics.jsonl"));
+    vlai_config_destroy(c);
+
+    /* anchors, aliases and merges, and the same as JSON with its escapes */
+    c = parse("model_type: qwen2_5\n"
+              "task:\n"
+              "  dof_config: &layout {arm: 6, grip: 1}\n"
+              "  agent_pos_config:\n"
+              "    <<: *layout\n"
+              "    grip: 2\n"
+              "  ar_dof_config: *layout\n",
+              NULL, 0);
+    assert_true(c->action_dim == 7 && c->propri_dim == 8 && c->task.ar_dof_config.count == 2);
+    assert_string_equal(c->task.agent_pos_config.names[0], "grip"); /* own keys stand first */
+    vlai_config_destroy(c);
+    c = parse("{\"model_type\": \"qwen2_5\", \"data\": {\"num_workers\": 3, \"frame_cache_dir\": \"a\\/b \\u00e9\"},\n"
+              "\t\"hyperparams\": {\"optimizer\": {\"eps\": 1e-08}}}", NULL, 0);
+    assert_true(c->data.num_workers == 3 && c->optimizer.eps == 1e-8);
+    assert_string_equal(c->data.frame_cache_dir, "a/b \xC3\xA9");
+    vlai_config_destroy(c);
+}
+
+static void two_places_and_old_places(void **state)
+{
+    (void)state;
+    vlai_config *c = parse("model_type: qwen2_5\n"
+                           "norm_stats_path: old.json\nstate_bins: 512\nsave_path: out\nprocessor_path: p\n"
+                           "eval_batch_size_per_gpu: 3\n"
+                           "_raw_data: {anything: 1}\n_raw_yaml: [1]\n"
+                           "task: {action_horizon: 10, use_state_string_representation: true,"
+                           " noise_scheduler: {s: 0.9, beta_alpha: 2}}\n"
+                           "model: {processor_path: q, attn_implementation: sdpa}\n"
+                           "data: {action_horizon: 12, use_state_string_representation: false, noise_scheduler: {s: 0.8}}\n"
+                           "hyperparams: {optimizer: {action_expert_learning_rate: 3.0e-3}}\n"
+                           "distributed: {use_gradient_checkpointing: true}\n",
+                           NULL, 0);
+    assert_string_equal(c->data.norm_stats_path, "old.json");
+    assert_string_equal(c->checkpoint.save_path, "out");
+    assert_string_equal(c->model.processor_path, "q");
+    assert_true(has_notice(c, "t.yml:5: processor_path = 'p' is not used: model.processor_path = 'q'"));
+    assert_true(c->data.state_bins == 512 && c->top.eval_batch_size_per_gpu == 3);
+    assert_true(c->task.action_horizon == 12 && c->data.action_horizon == 12 && c->task.action_horizon_flow == 12);
+    assert_true(has_notice(c, "data.action_horizon = 12 wins over task.action_horizon = 10"));
+    assert_true(!c->task.use_state_string_representation);
+    assert_true(has_notice(c, "data.use_state_string_representation = false wins"));
+    assert_true(c->noise.s == 0.8 && c->noise.beta_alpha == 2);
+    assert_true(has_notice(c, "data.noise_scheduler.s wins"));
+    assert_true(has_notice(c, "model.attn_implementation has no effect"));
+    assert_int_equal(c->optimizer.lr_groups.count, 1);
+    assert_string_equal(c->optimizer.lr_groups.groups[0].name, "action_lr_group");
+    assert_true(c->optimizer.lr_groups.groups[0].lr == 3e-3 && c->optimizer.lr_groups.groups[0].include.count == 7);
+    assert_string_equal(c->base_group, "base_lr_group");
+    assert_int_equal(c->memory.recompute, VLAI_RECOMPUTE_LAYER);
+    char where[256];
+    assert_string_equal(vlai_config_where(c, "data.norm_stats_path", where, sizeof where), "t.yml:2: data.norm_stats_path");
+    vlai_config_destroy(c);
+}
+
+static void overrides(void **state)
+{
+    (void)state;
+    vla_error err = VLA_ERROR_INIT;
+    const char *good[] = {"--hyperparams.seed=7", "hyperparams.optimizer.betas=[0.5, 0.6]", "--data.resolution={a: 64}",
+                          "--hyperparams.scheduler={scheduler_type: constant, num_training_steps: 5}",
+                          "--checkpoint.resume_from=", "--data.padding=reference", "--data.num_workers=~"};
+    vlai_config *c = parse("model_type: qwen2_5\ndata: {num_workers: 9}\ncheckpoint: {resume_from: x}\n", good, 7);
+    assert_true(c->hyperparams.seed == 7 && c->optimizer.betas.values[0] == 0.5);
+    assert_string_equal(c->data.resolution.names[0], "a");
+    assert_true(c->scheduler.scheduler_type == VLAI_SCHEDULER_CONSTANT && c->scheduler.num_training_steps == 5);
+    assert_null(c->checkpoint.resume_from);
+    assert_true(c->data.padding == VLAI_PADDING_REFERENCE && c->data.num_workers == 4);
+    char where[256];
+    assert_string_equal(vlai_config_where(c, "hyperparams.seed", where, sizeof where),
+                        "--hyperparams.seed=7: hyperparams.seed");
+    vlai_config_destroy(c);
+    static const struct {
+        const char *text, *part;
+    } bad[] = {
+        {"--hyperparams.sed=7", "--hyperparams.sed=7: unknown key 'hyperparams.sed'"},
+        {"--data.num_workers=x", "--data.num_workers=x: data.num_workers is the text 'x', wanted an integer"},
+        {"--data.num_workers", "not of the form --section.key=value"},
+        {"--=3", "not of the form --section.key=value"},
+        {"--a.b.c=3", "unknown key 'a.b.c'"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        assert_fails(vlai_config_parse("model_type: qwen2_5\n", 20, "t.yml", &bad[i].text, 1, &c, &err), VLA_E_INVALID, err,
+                     bad[i].part);
+    assert_true(vlai_config_is_override("--data.num_workers=3") && vlai_config_is_override("--memory.recompute=layer"));
+    assert_false(vlai_config_is_override("--config=a.yml"));
+    assert_false(vlai_config_is_override("--batch"));
+    assert_false(vlai_config_is_override("--out=x.y"));
+}
+
+/* What is printed reads back to the same values, and prints the same again. */
+static void dump_is_a_configuration(void **state)
+{
+    (void)state;
+    vla_error err = VLA_ERROR_INIT;
+    static const char *const files[] = {"configs/libero.yml", "configs/libero_local_perf.yml"};
+    const char *more[] = {"--hyperparams.optimizer.action_expert_learning_rate=0.003", "--data.priority_order={a: 0.25}",
+                          "--data.lerobot_config.episodes=[3, 0]", "--data.camera_name_mapping={face_view: \"front \\\"x\\\"\"}",
+                          "--dataset_path={a: [1, null, .5, yes]}", "--hyperparams.optimizer.learning_rate=0.1"};
+    for (size_t i = 0; i < 2; i++) {
+        vlai_config *a, *b;
+        char *first, *second, path[4096];
+        snprintf(path, sizeof path, VLA_TEST_ROOT "/%s", files[i]);
+        assert_ok(vlai_config_load(path, more, 6, &a, &err), err);
+        assert_ok(vlai_config_dump(a, &first, &err), err);
+        assert_non_null(strstr(first, "\"learning_rate\": 0.1,"));
+        assert_ok(vlai_config_save(a, "test_config.json", &err), err);
+        assert_ok(vlai_config_load("test_config.json", NULL, 0, &b, &err), err);
+        unlink("test_config.json");
+        assert_ok(vlai_config_dump(b, &second, &err), err);
+        assert_string_equal(first, second);
+        assert_int_equal(b->notice_count, 0);
+        assert_string_equal(b->data.camera_name_mapping.values[0], "front \"x\"");
+        vlai_free(first);
+        vlai_free(second);
+        vlai_config_destroy(a);
+        vlai_config_destroy(b);
+    }
+    char *help;
+    assert_ok(vlai_config_help(NULL, &help, &err), err);
+    assert_non_null(strstr(help, "max_bad_steps: 10\n"));
+    assert_non_null(strstr(help, "an integer from 0 to 1024"));
+    vlai_free(help);
+    assert_fails(vlai_config_help("nothing", &help, &err), VLA_E_NOT_FOUND, err, "'nothing' is not a section");
+}
+
+static void before_training(void **state)
+{
+    (void)state;
+    vla_error err = VLA_ERROR_INIT;
+    static const char whole[] =
+        "model_type: qwen2_5\n"
+        "task: {dof_config: {a: 7}, agent_pos_config: {b: 8}}\n"
+        "model: {config_path: /, processor_path: /}\n"
+        "hyperparams: {scheduler: {num_training_steps: 3}}\n"
+        "data: {norm_stats_path: /, lerobot_config: {repo_id: test_config_set},"
+        " key_mappings: {camera: {c: v}, state: s, action: a}}\n";
+    vlai_config *c = parse(whole, NULL, 0);
+    unsetenv("HF_LEROBOT_HOME");
+    assert_fails(vlai_config_check_training(c, &err), VLA_E_NOT_FOUND, err,
+                 "t.yml:5: data.lerobot_config.repo_id = 'test_config_set': no such LeRobot data set");
+    assert_ok(vlai_mkdirs("test_config_set/meta", &err), err);
+    assert_ok(vlai_write_file_atomic("test_config_set/meta/info.json", "{}", 2, &err), err);
+    assert_ok(vlai_config_check_training(c, &err), err);
+    char folder[256];
+    assert_ok(vlai_config_dataset(c, folder, sizeof folder, &err), err);
+    assert_string_equal(folder, "test_config_set");
+    vlai_config_destroy(c);
+    static const struct {
+        const char *override, *part;
+        vla_status status;
+    } cases[] = {
+        {"--task.dof_config=", "task.dof_config is required and missing", VLA_E_INVALID},
+        {"--task.agent_pos_config=", "task.agent_pos_config is required and missing", VLA_E_INVALID},
+        {"--model.config_path=", "model.config_path is required and missing", VLA_E_INVALID},
+        {"--model.processor_path=/none/x", "model.processor_path: '/none/x' does not exist", VLA_E_NOT_FOUND},
+        {"--data.norm_stats_path=/none/y", "data.norm_stats_path: '/none/y' does not exist", VLA_E_NOT_FOUND},
+        {"--checkpoint.resume_from=/none/z", "checkpoint.resume_from: '/none/z' does not exist", VLA_E_NOT_FOUND},
+        {"--data.key_mappings.camera=", "data.key_mappings.camera is required", VLA_E_INVALID},
+        {"--data.key_mappings.state=", "data.key_mappings.state is required", VLA_E_INVALID},
+        {"--data.lerobot_config.repo_id=", "lerobot requires data.lerobot_config.repo_id to be set", VLA_E_INVALID},
+        {"--hyperparams.scheduler.num_training_steps=", "num_training_steps must be > 0 for cosine scheduler.", VLA_E_INVALID},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        c = parse(whole, &cases[i].override, 1);
+        assert_fails(vlai_config_check_training(c, &err), cases[i].status, err, cases[i].part);
+        vlai_config_destroy(c);
+    }
+    assert_ok(vlai_remove_tree("test_config_set", &err), err);
+}
+
+/* The allocation that fails, counted from 1; 0 = none. */
+static uint64_t allocations, fail_at;
+
+static void *counting_alloc(size_t size, size_t align, void *user)
+{
+    (void)user;
+    if (++allocations == fail_at)
+        return NULL;
+    void *p = NULL;
+    return posix_memalign(&p, align < sizeof(void *) ? sizeof(void *) : align, size ? size : 1) == 0 ? p : NULL;
+}
+
+static void counting_release(void *p, void *user)
+{
+    (void)user;
+    free(p);
+}
+
+static void every_failing_allocation_is_an_error(void **state)
+{
+    (void)state;
+    static const vla_allocator counting = {counting_alloc, counting_release, NULL};
+    const char *override[] = {"--hyperparams.optimizer.action_expert_learning_rate=0.003"};
+    vla_error err = VLA_ERROR_INIT;
+    vla_allocator_set(&counting);
+    vla_status status = VLA_E_NOMEM;
+    uint64_t n = 0;
+    while (status != VLA_OK) {
+        vlai_config *c;
+        allocations = 0;
+        fail_at = ++n;
+        status = vlai_config_load(VLA_TEST_ROOT "/configs/libero.yml", override, 1, &c, &err);
+        if (status != VLA_OK) {
+            assert_int_equal(status, VLA_E_NOMEM);
+            assert_null(c);
+        } else {
+            vlai_config_destroy(c);
+        }
+    }
+    vla_allocator_set(NULL);
+    assert_true(n > 10);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(shipped_libero),
+        cmocka_unit_test(defaults),
+        cmocka_unit_test(errors_name_file_line_and_key),
+        cmocka_unit_test(yaml_forms),
+        cmocka_unit_test(two_places_and_old_places),
+        cmocka_unit_test(overrides),
+        cmocka_unit_test(dump_is_a_configuration),
+        cmocka_unit_test(before_training),
+        cmocka_unit_test(every_failing_allocation_is_an_error),
+    };
+    return cmocka_run_group_tests_name("config", tests, NULL, NULL);
+}
