@@ -28,6 +28,7 @@ int command_unknown(const char *name, const char *argument, const char *const *k
 #define COMMANDS(X)                                        \
     X(parity, "compare with recorded results of the reference") \
     X(config, "list the keys of a training configuration, or check one") \
+    X(convert, "rewrite a checkpoint fused or unfused") \
     X(synth, "write a synthetic LeRobot dataset")
 
 #define X(name, text) int command_##name(int argc, char **argv);

@@ -1,0 +1,97 @@
+/* vla convert on a recorded checkpoint: sharded and unfused in, fused out, unfused again; nothing may change but names. */
+#include "test.h"
+
+#include "base/io.h"
+#include "base/memory.h"
+#include "format/safetensors.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+static int run(const char *format, const char *a, const char *b)
+{
+    char command[8192];
+    int n = snprintf(command, sizeof command, "'%s' convert ", VLA_TEST_PROGRAM);
+    n += snprintf(command + n, sizeof command - (size_t)n, format, a, b);
+    snprintf(command + n, sizeof command - (size_t)n, " >test_convert.out 2>&1");
+    return WEXITSTATUS(system(command));
+}
+
+static bool output_has(const char *part)
+{
+    vla_error err = VLA_ERROR_INIT;
+    char *text;
+    assert_ok(vlai_read_file("test_convert.out", 0, &text, NULL, &err), err);
+    bool found = strstr(text, part) != NULL;
+    if (!found)
+        print_error("'%s' lacks '%s'\n", text, part);
+    vlai_free(text);
+    return found;
+}
+
+static void there_and_back(void **state)
+{
+    (void)state;
+    vla_error err = VLA_ERROR_INIT;
+    char source[2048];
+    snprintf(source, sizeof source, "%s/wallx-unfused", golden_dir());
+    if (!vlai_is_dir(source))
+        skip();
+    assert_int_equal(run("'%s' '%s'", source, "test_convert.fused"), 0);
+    assert_true(output_has("joined from parts"));
+    assert_true(vlai_is_file("test_convert.fused/config.json"));
+    assert_int_equal(run("'%s' '%s' --to unfused --config test_convert.fused/config.json", "test_convert.fused",
+                         "test_convert.safetensors"), 0);
+    vlai_safetensors *a, *b, *fused;
+    assert_ok(vlai_safetensors_open(source, &a, &err), err);
+    assert_ok(vlai_safetensors_open("test_convert.safetensors", &b, &err), err);
+    assert_ok(vlai_safetensors_open("test_convert.fused", &fused, &err), err);
+    assert_int_equal(vlai_safetensors_count(a), vlai_safetensors_count(b));
+    for (size_t i = 0; i < vlai_safetensors_count(a); i++) {
+        const vlai_tensor_view *v = vlai_safetensors_at(a, i), *w = vlai_safetensors_find(b, v->name);
+        assert_non_null(w);
+        assert_int_equal(v->bytes, w->bytes);
+        assert_memory_equal(v->data, w->data, v->bytes);
+    }
+    /* rows of k follow those of q */
+    const vlai_tensor_view *qkv = vlai_safetensors_find(fused, "model.layers.1.self_attn.qkv_proj_experts.1.weight");
+    const vlai_tensor_view *q = vlai_safetensors_find(a, "model.layers.1.self_attn.q_proj_experts.1.weight");
+    const vlai_tensor_view *k = vlai_safetensors_find(a, "model.layers.1.self_attn.k_proj_experts.1.weight");
+    assert_true(qkv && q && k);
+    assert_memory_equal((const char *)qkv->data + q->bytes, k->data, k->bytes);
+    vlai_safetensors_close(a);
+    vlai_safetensors_close(b);
+    vlai_safetensors_close(fused);
+    assert_ok(vlai_remove_tree("test_convert.fused", &err), err);
+    unlink("test_convert.safetensors");
+}
+
+static void says_what_is_wrong(void **state)
+{
+    (void)state;
+    vla_error err = VLA_ERROR_INIT;
+    const float one = 1;
+    const vlai_tensor_view t = {.name = "model.norm.weight", .dtype = VLA_F32, .rank = 1, .shape = {1}, .data = &one, .bytes = 4};
+    assert_ok(vlai_safetensors_write("test_convert_one.safetensors", &t, 1, NULL, &err), err);
+    assert_int_equal(run("%s %s", "", ""), 2);
+    assert_int_equal(run("%s %s --to wide", "a", "b"), 2);
+    assert_true(output_has("unknown argument '--to'"));
+    assert_int_equal(run("%s %s", "test_convert_one.safetensors", "test_convert.out2"), 3);
+    assert_true(output_has("no config.json beside the weights"));
+    assert_int_equal(run("%s %s --config " VLA_TEST_ROOT "/configs/wall-oss-0.5/config.json --partial",
+                         "test_convert_one.safetensors", "test_convert.out2"), 3);
+    assert_true(output_has("model.norm.weight: stored [1], wanted [2048]"));
+    assert_false(vlai_is_dir("test_convert.out2"));
+    unlink("test_convert_one.safetensors");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(there_and_back),
+        cmocka_unit_test(says_what_is_wrong),
+    };
+    int failed = cmocka_run_group_tests_name("convert", tests, NULL, NULL);
+    unlink("test_convert.out");
+    return failed;
+}
