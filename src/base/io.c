@@ -221,6 +221,33 @@ void vlai_writer_abort(vlai_writer *writer)
     *writer = (vlai_writer){.fd = -1};
 }
 
+vla_status vlai_append_open(vlai_appender *a, const char *path, vla_error *err)
+{
+    *a = (vlai_appender){.fd = -1, .path = vlai_strdup(path)};
+    if (!a->path)
+        return vlai_nomem(err, strlen(path));
+    a->fd = injected() ? -1 : open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    if (a->fd < 0) {
+        vla_status status = fail_errno(err, "open for appending", path);
+        vlai_append_close(a);
+        return status;
+    }
+    return VLA_OK;
+}
+
+vla_status vlai_append(vlai_appender *a, const void *data, size_t size, vla_error *err)
+{
+    return write_all(a->fd, a->path, data, size, err);
+}
+
+void vlai_append_close(vlai_appender *a)
+{
+    if (a->path && a->fd >= 0)
+        close(a->fd);
+    vlai_free(a->path);
+    *a = (vlai_appender){.fd = -1};
+}
+
 vla_status vlai_sync_dir(const char *path, vla_error *err)
 {
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);

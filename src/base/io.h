@@ -39,6 +39,16 @@ vla_status vlai_writer_put(vlai_writer *writer, const void *data, size_t size, v
 vla_status vlai_writer_close(vlai_writer *writer, vla_error *err); /* flush, fsync, close */
 void vlai_writer_abort(vlai_writer *writer);                       /* close and unlink; accepts a closed writer */
 
+/* Appends to a file that others may read meanwhile; what stands in it stays, also after an error. */
+typedef struct vlai_appender {
+    int fd;
+    char *path;
+} vlai_appender;
+
+vla_status vlai_append_open(vlai_appender *appender, const char *path, vla_error *err);
+vla_status vlai_append(vlai_appender *appender, const void *data, size_t size, vla_error *err); /* in one write */
+void vlai_append_close(vlai_appender *appender); /* accepts a closed one */
+
 /* Writes `path` whole or not at all: temporary name, fsync, rename, fsync of the directory. */
 vla_status vlai_write_file_atomic(const char *path, const void *data, size_t size, vla_error *err);
 /* Renames a synced temporary file or directory to its final name and syncs the parent directory. */

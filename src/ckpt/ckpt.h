@@ -1,0 +1,70 @@
+/* What the writer and the reader of checkpoints share: names, checksums, the list of checkpoints of a run folder, room on
+ * the disk. store_io.c turns stores into tensors and back, writer.c writes, reader.c finds, verifies and restores. */
+#ifndef VLAI_CKPT_H
+#define VLAI_CKPT_H
+
+#include "base/text.h"
+#include "format/safetensors.h"
+#include "vla/checkpoint.h"
+
+#include <stdbool.h>
+
+VLA_BEGIN_DECLS
+
+enum { VLAI_CKPT_PATH = 4096, VLAI_CKPT_FORMAT = 1 };
+
+#define VLAI_CKPT_MODEL "model.safetensors"
+#define VLAI_CKPT_OPTIMIZER "optimizer-0-of-1.safetensors"
+#define VLAI_CKPT_STATE "state.json"
+#define VLAI_CKPT_CHECKSUMS "checksums.json"
+#define VLAI_CKPT_DONE "DONE"
+#define VLAI_CKPT_LATEST "latest"
+#define VLAI_CKPT_TEMPORARY ".tmp"      /* ending of a directory that is being written or deleted */
+#define VLAI_CKPT_REPLACED ".replaced"  /* ending of a whole one, for the moment in which a rewrite takes its place */
+
+/* The weights (any numerics) and the optimizer's tensors of a store, as views for the safetensors writer. Released with
+ * vlai_ckpt_views_fini. */
+typedef struct vlai_ckpt_views {
+    vlai_tensor_view *views;
+    size_t count;
+    vlai_arena names;
+} vlai_ckpt_views;
+vla_status vlai_ckpt_weight_views(const vla_store *store, vlai_ckpt_views *out, vla_error *err);
+vla_status vlai_ckpt_optimizer_views(const vla_store *store, vlai_ckpt_views *out, vla_error *err);
+void vlai_ckpt_views_fini(vlai_ckpt_views *views);
+/* Bytes of both files' tensors. */
+size_t vlai_ckpt_bytes(const vla_store *store);
+/* The first value of weights, moments or masters that is NaN or infinite is an error that names it. */
+vla_status vlai_ckpt_check_finite(const vla_store *store, vla_error *err);
+
+/* Tensors of files into a store. `optimizer` NULL: weights only, moments are left as they are. */
+vla_status vlai_ckpt_read_weights(vla_store *store, const vlai_safetensors *file, const char *path, vla_error *err);
+vla_status vlai_ckpt_read_optimizer(vla_store *store, const vlai_safetensors *file, const char *path, vla_error *err);
+
+/* XXH64 (seed 0) and size of a file. */
+vla_status vlai_ckpt_hash_file(const char *path, uint64_t *hash, uint64_t *size, vla_error *err);
+/* Every file that checksums.json lists is there with its size and, with `hashes`, its hash; DONE is there. */
+vla_status vlai_ckpt_verify(const char *dir, bool hashes, vla_error *err);
+
+/* Checkpoints of a run folder that have DONE, newest step first. `name` is the directory's. */
+typedef struct vlai_ckpt_entry {
+    char *name;
+    int64_t epoch, step;
+} vlai_ckpt_entry;
+vla_status vlai_ckpt_list(const char *run, vlai_ckpt_entry **out, size_t *count, vla_error *err);
+void vlai_ckpt_list_free(vlai_ckpt_entry *entries, size_t count);
+/* "EPOCH_STEP", possibly with VLAI_CKPT_REPLACED behind it. */
+bool vlai_ckpt_parse_name(const char *name, int64_t *epoch, int64_t *step);
+
+/* Bytes that an unprivileged process may still write in the file system of `path` (or of its nearest existing parent). */
+vla_status vlai_ckpt_free_bytes(const char *path, uint64_t *out, vla_error *err);
+/* Before a run: room for the checkpoints that keep_last keeps plus the one being written (keep_last 0: for one), of `bytes`
+ * each, when `planned` saves are to come. The error names need, room, and the keep_last that fits. */
+vla_status vlai_ckpt_check_room(const char *run, uint64_t bytes, int64_t keep_last, int64_t planned, vla_error *err);
+/* Memory that a writer takes for its snapshot of a store of this size: all of it, or 0 when the host has not eight times
+ * as much to spare, and the save then stops the steps for as long as it writes. */
+size_t vlai_ckpt_staging(size_t bytes);
+
+VLA_END_DECLS
+
+#endif

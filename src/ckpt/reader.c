@@ -1,0 +1,341 @@
+/* Finding, verifying and restoring checkpoints, and the questions about disk and memory that are asked before a save. */
+#include "base/fail.h"
+#include "base/io.h"
+#include "base/json.h"
+#include "base/log.h"
+#include "base/memory.h"
+#include "ckpt/ckpt.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/statvfs.h>
+#include <xxhash.h>
+
+struct vla_checkpoint {
+    char *path, *state;
+    int64_t step;
+};
+
+static vla_status join(char *out, const char *dir, const char *name, vla_error *err)
+{
+    if (!vlai_path_join(out, VLAI_CKPT_PATH, dir, name))
+        return vlai_fail(err, VLA_E_INVALID, "%s/%s: path too long", dir, name);
+    return VLA_OK;
+}
+
+vla_status vlai_ckpt_hash_file(const char *path, uint64_t *hash, uint64_t *size, vla_error *err)
+{
+    vlai_map map;
+    VLA_TRY(vlai_map_open(path, &map, err));
+    *hash = XXH64(map.size ? (const void *)map.data : "", map.size, 0);
+    *size = map.size;
+    vlai_map_close(&map);
+    return VLA_OK;
+}
+
+static vla_status damaged(vla_error *err, const char *dir, const char *name, const char *what)
+{
+    return vlai_fail_hint(err, VLA_E_CORRUPT, "take an older checkpoint of the run, or copy this one again",
+                          "%s/%s: the checkpoint is damaged: %s", dir, name, what);
+}
+
+static vla_status verify_listed(const char *dir, const json_t *list, bool hashes, vla_error *err)
+{
+    const char *name;
+    json_t *entry;
+    json_object_foreach((json_t *)(uintptr_t)list, name, entry) {
+        char path[VLAI_CKPT_PATH], what[160];
+        int64_t want_size;
+        const char *want_hash;
+        if (!*name || strchr(name, '/'))
+            return damaged(err, dir, VLAI_CKPT_CHECKSUMS, "it lists a name that is none");
+        VLA_TRY(join(path, dir, VLAI_CKPT_CHECKSUMS, err));
+        VLA_TRY(vlai_json_need_int(entry, "size", path, &want_size, err));
+        VLA_TRY(vlai_json_string(entry, "hash", "", path, &want_hash, err));
+        VLA_TRY(join(path, dir, name, err));
+        uint64_t hash, size;
+        vlai_map map;
+        vla_status status = vlai_map_open(path, &map, err);
+        if (status == VLA_E_NOT_FOUND)
+            return damaged(err, dir, name, "the file is missing");
+        VLA_TRY(status);
+        size = map.size;
+        vlai_map_close(&map);
+        if (size != (uint64_t)want_size) {
+            snprintf(what, sizeof what, "%llu bytes, wanted %lld", (unsigned long long)size, (long long)want_size);
+            return damaged(err, dir, name, what);
+        }
+        if (!hashes)
+            continue;
+        VLA_TRY(vlai_ckpt_hash_file(path, &hash, &size, err));
+        if (hash != strtoull(want_hash, NULL, 16) || strlen(want_hash) != 16) {
+            snprintf(what, sizeof what, "its XXH64 is %016llx, wanted %.16s", (unsigned long long)hash, want_hash);
+            return damaged(err, dir, name, what);
+        }
+    }
+    return VLA_OK;
+}
+
+vla_status vlai_ckpt_verify(const char *dir, bool hashes, vla_error *err)
+{
+    char path[VLAI_CKPT_PATH];
+    VLA_TRY(join(path, dir, VLAI_CKPT_DONE, err));
+    if (!vlai_is_file(path))
+        return vlai_fail_hint(err, VLA_E_CORRUPT, "its writing was interrupted: take an older checkpoint of the run",
+                              "%s: not a whole checkpoint: it has no %s file", dir, VLAI_CKPT_DONE);
+    VLA_TRY(join(path, dir, VLAI_CKPT_CHECKSUMS, err));
+    json_t *sums;
+    vla_status status = vlai_json_load(path, &sums, err);
+    if (status == VLA_E_NOT_FOUND)
+        return damaged(err, dir, VLAI_CKPT_CHECKSUMS, "the file is missing");
+    VLA_TRY(status);
+    int64_t format;
+    json_t *list;
+    status = vlai_json_need_int(sums, "format", path, &format, err);
+    if (status == VLA_OK && format != VLAI_CKPT_FORMAT)
+        status = vlai_fail_hint(err, VLA_E_UNSUPPORTED, "a newer version of vla wrote it",
+                                "%s: checkpoint format %lld, this build reads %d", path, (long long)format,
+                                VLAI_CKPT_FORMAT);
+    if (status == VLA_OK)
+        status = vlai_json_need(sums, "xxh64", JSON_OBJECT, path, &list, err);
+    if (status == VLA_OK) {
+        static const char *const needed[] = {VLAI_CKPT_MODEL, VLAI_CKPT_OPTIMIZER, VLAI_CKPT_STATE};
+        for (int i = 0; status == VLA_OK && i < 3; i++)
+            if (!json_object_get(list, needed[i]))
+                status = damaged(err, dir, needed[i], "the list of checksums lacks it");
+    }
+    if (status == VLA_OK)
+        status = verify_listed(dir, list, hashes, err);
+    json_decref(sums);
+    return status;
+}
+
+static bool number(const char **at, int64_t *out)
+{
+    const char *p = *at;
+    *out = 0;
+    while (*p >= '0' && *p <= '9' && p - *at < 18)
+        *out = *out * 10 + (*p++ - '0');
+    bool any = p > *at;
+    *at = p;
+    return any;
+}
+
+bool vlai_ckpt_parse_name(const char *name, int64_t *epoch, int64_t *step)
+{
+    if (!number(&name, epoch) || *name++ != '_' || !number(&name, step))
+        return false;
+    return !*name || !strcmp(name, VLAI_CKPT_REPLACED);
+}
+
+/* Newest first; the one in place before the one it replaces. */
+static int compare_entries(const void *a, const void *b)
+{
+    const vlai_ckpt_entry *x = a, *y = b;
+    if (x->step != y->step)
+        return x->step < y->step ? 1 : -1;
+    if (x->epoch != y->epoch)
+        return x->epoch < y->epoch ? 1 : -1;
+    return strcmp(x->name, y->name);
+}
+
+vla_status vlai_ckpt_list(const char *run, vlai_ckpt_entry **out, size_t *count, vla_error *err)
+{
+    *out = NULL;
+    *count = 0;
+    char **names, path[VLAI_CKPT_PATH];
+    size_t n, capacity = 0;
+    VLA_TRY(vlai_list_dir(run, &names, &n, err));
+    vla_status status = VLA_OK;
+    for (size_t i = 0; status == VLA_OK && i < n; i++) {
+        vlai_ckpt_entry entry = {0};
+        if (!vlai_ckpt_parse_name(names[i], &entry.epoch, &entry.step) ||
+            snprintf(path, sizeof path, "%s/%s/%s", run, names[i], VLAI_CKPT_DONE) >= (int)sizeof path ||
+            !vlai_is_file(path))
+            continue;
+        entry.name = vlai_strdup(names[i]);
+        status = entry.name ? vlai_reserve((void **)out, &capacity, *count, sizeof **out, err)
+                            : vlai_nomem(err, strlen(names[i]));
+        if (status == VLA_OK)
+            (*out)[(*count)++] = entry;
+        else
+            vlai_free(entry.name);
+    }
+    vlai_names_free(names, n);
+    if (status != VLA_OK) {
+        vlai_ckpt_list_free(*out, *count);
+        *out = NULL;
+        *count = 0;
+    } else if (*count) {
+        qsort(*out, *count, sizeof **out, compare_entries);
+    }
+    return status;
+}
+
+void vlai_ckpt_list_free(vlai_ckpt_entry *entries, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        vlai_free(entries[i].name);
+    vlai_free(entries);
+}
+
+static vla_status open_directory(const char *dir, vla_checkpoint **out, vla_error *err)
+{
+    char path[VLAI_CKPT_PATH];
+    json_t *state = NULL;
+    VLA_TRY(vlai_ckpt_verify(dir, true, err));
+    VLA_TRY(join(path, dir, VLAI_CKPT_STATE, err));
+    vla_checkpoint *c = vlai_calloc(1, sizeof *c);
+    if (!c)
+        return vlai_nomem(err, sizeof *c);
+    size_t size;
+    vla_status status = vlai_read_file(path, 0, &c->state, &size, err);
+    if (status == VLA_OK)
+        status = vlai_json_parse(c->state, size, path, &state, err);
+    if (status == VLA_OK)
+        status = vlai_json_need_int(state, "step", path, &c->step, err);
+    json_decref(state);
+    if (status == VLA_OK && !(c->path = vlai_strdup(dir)))
+        status = vlai_nomem(err, strlen(dir));
+    if (status != VLA_OK) {
+        vla_checkpoint_close(c);
+        return status;
+    }
+    *out = c;
+    return VLA_OK;
+}
+
+/* The newest checkpoint of a run folder that is whole. */
+static vla_status open_newest(const char *run, vla_checkpoint **out, vla_error *err)
+{
+    vlai_ckpt_entry *entries;
+    size_t count;
+    VLA_TRY(vlai_ckpt_list(run, &entries, &count, err));
+    vla_status status = vlai_fail_hint(err, VLA_E_NOT_FOUND,
+                                       "name a checkpoint (EPOCH_STEP, with a DONE file), a run folder that holds one, or "
+                                       "a weights file ending in .safetensors",
+                                       "%s: no whole checkpoint in it", run);
+    for (size_t i = 0; i < count; i++) {
+        char path[VLAI_CKPT_PATH];
+        status = join(path, run, entries[i].name, err);
+        if (status == VLA_OK)
+            status = open_directory(path, out, err);
+        if (status != VLA_E_CORRUPT && status != VLA_E_FORMAT)
+            break;
+        if (i + 1 < count && err)
+            vlai_warn("%s; the next older checkpoint is tried", err->message);
+    }
+    vlai_ckpt_list_free(entries, count);
+    return status;
+}
+
+vla_status vla_checkpoint_open(const char *path, vla_checkpoint **out, vla_error *err)
+{
+    *out = NULL;
+    if (!vlai_is_dir(path))
+        return vlai_fail_hint(err, VLA_E_NOT_FOUND, "name a checkpoint folder or a run folder",
+                              "%s: no such checkpoint folder", path);
+    char file[VLAI_CKPT_PATH];
+    static const char *const marks[] = {VLAI_CKPT_DONE, VLAI_CKPT_CHECKSUMS, VLAI_CKPT_STATE, VLAI_CKPT_MODEL};
+    for (int i = 0; i < 4; i++) {
+        VLA_TRY(join(file, path, marks[i], err));
+        if (vlai_is_file(file))
+            return open_directory(path, out, err);
+    }
+    return open_newest(path, out, err);
+}
+
+void vla_checkpoint_close(vla_checkpoint *c)
+{
+    if (!c)
+        return;
+    vlai_free(c->path);
+    vlai_free(c->state);
+    vlai_free(c);
+}
+
+const char *vla_checkpoint_path(const vla_checkpoint *c)
+{
+    return c->path;
+}
+
+int64_t vla_checkpoint_step(const vla_checkpoint *c)
+{
+    return c->step;
+}
+
+const char *vla_checkpoint_state(const vla_checkpoint *c)
+{
+    return c->state;
+}
+
+vla_status vla_checkpoint_restore(const vla_checkpoint *c, vla_store *store, vla_error *err)
+{
+    char path[VLAI_CKPT_PATH];
+    vlai_safetensors *file;
+    VLA_TRY(join(path, c->path, VLAI_CKPT_MODEL, err));
+    VLA_TRY(vlai_safetensors_open(path, &file, err));
+    vla_status status = vlai_ckpt_read_weights(store, file, path, err);
+    vlai_safetensors_close(file);
+    VLA_TRY(status);
+    VLA_TRY(join(path, c->path, VLAI_CKPT_OPTIMIZER, err));
+    VLA_TRY(vlai_safetensors_open(path, &file, err));
+    status = vlai_ckpt_read_optimizer(store, file, path, err);
+    vlai_safetensors_close(file);
+    return status;
+}
+
+vla_status vlai_ckpt_free_bytes(const char *path, uint64_t *out, vla_error *err)
+{
+    char part[VLAI_CKPT_PATH];
+    if (snprintf(part, sizeof part, "%s", path) >= (int)sizeof part)
+        return vlai_fail(err, VLA_E_INVALID, "%s: path too long", path);
+    struct statvfs s;
+    while (statvfs(part, &s) != 0) {
+        char *slash = strrchr(part, '/');
+        if (errno != ENOENT || !strcmp(part, ".") || !strcmp(part, "/"))
+            return vlai_fail(err, VLA_E_IO, "%s: cannot tell the free space: %s", path, strerror(errno));
+        if (!slash)
+            snprintf(part, sizeof part, ".");
+        else
+            slash[slash == part] = 0;
+    }
+    *out = (uint64_t)s.f_bavail * s.f_frsize;
+    return VLA_OK;
+}
+
+vla_status vlai_ckpt_check_room(const char *run, uint64_t bytes, int64_t keep_last, int64_t planned, vla_error *err)
+{
+    uint64_t room;
+    VLA_TRY(vlai_ckpt_free_bytes(run, &room, err));
+    uint64_t wanted = keep_last > 0 ? (uint64_t)keep_last + 1 : 1; /* kept ones, and the one being written */
+    if (planned >= 0 && wanted > (uint64_t)planned)
+        wanted = (uint64_t)planned;
+    uint64_t fits = bytes ? room / bytes : wanted;
+    if (fits >= wanted)
+        return VLA_OK;
+    char hint[256];
+    if (fits >= 2)
+        snprintf(hint, sizeof hint, "checkpoint.keep_last=%llu fits; or free some space, or set checkpoint.save_path elsewhere",
+                 (unsigned long long)(fits - 1));
+    else
+        snprintf(hint, sizeof hint, "free some space, or set checkpoint.save_path to another disk");
+    return vlai_fail_hint(err, VLA_E_IO, hint,
+                          "%s: no room for the checkpoints: %.3f GB each, %llu of them at once (keep_last %lld), %.3f GB free",
+                          run, 1e-9 * (double)bytes, (unsigned long long)wanted, (long long)keep_last, 1e-9 * (double)room);
+}
+
+size_t vlai_ckpt_staging(size_t bytes)
+{
+    char line[256];
+    unsigned long long available = 0;
+    FILE *f = fopen("/proc/meminfo", "r");
+    while (f && fgets(line, sizeof line, f))
+        if (sscanf(line, "MemAvailable: %llu kB", &available) == 1)
+            break;
+    if (f)
+        fclose(f);
+    return available * 1024 / 8 >= bytes ? bytes : 0;
+}

@@ -1,0 +1,412 @@
+/* Writing checkpoints: a snapshot of the store, then a thread that writes a directory under a temporary name, syncs it,
+ * renames it, points `latest` to it and deletes old ones.
+ *
+ * The order of the steps is what makes a kill at any moment harmless. DONE is written after everything else, the rename
+ * comes after DONE, deletion begins with a rename to a temporary name. So a directory with its final name is whole. */
+#include "base/fail.h"
+#include "base/io.h"
+#include "base/log.h"
+#include "base/memory.h"
+#include "ckpt/ckpt.h"
+#include "exec/store.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+static const vla_store_kind saved_kinds[] = {VLA_STORE_WEIGHT, VLA_STORE_M, VLA_STORE_V, VLA_STORE_LOW};
+enum { SAVED_KINDS = sizeof saved_kinds / sizeof *saved_kinds };
+
+struct vla_checkpoint_writer {
+    char *run;
+    int64_t keep_last;
+    bool sync;
+    /* the save in progress; the thread alone touches these until it is joined */
+    pthread_t thread;
+    bool busy;
+    vla_status status;
+    vla_error error;
+    const vla_store *source;
+    int64_t epoch, step;
+    char *state;
+    vla_checkpoint_file *files;
+    size_t file_count;
+    vlai_arena copies; /* names and bytes of `files` */
+    /* kept between saves */
+    vla_store snapshot;
+    size_t staging[VLA_STORE_KINDS];
+    bool warned;
+    char newest[VLAI_CKPT_PATH];
+};
+
+static bool ends_with(const char *text, const char *end)
+{
+    size_t n = strlen(text), m = strlen(end);
+    return n >= m && !strcmp(text + n - m, end);
+}
+
+/* Leftovers: EPOCH_STEP.tmp and the like, never a name that a user could have chosen for something else. */
+static bool is_leftover(const char *name)
+{
+    char stem[64];
+    size_t n = strlen(name), end = strlen(VLAI_CKPT_TEMPORARY);
+    if (!ends_with(name, VLAI_CKPT_TEMPORARY) || n - end >= sizeof stem)
+        return false;
+    memcpy(stem, name, n - end);
+    stem[n - end] = 0;
+    int64_t epoch, step;
+    return vlai_ckpt_parse_name(stem, &epoch, &step) || !strcmp(stem, VLAI_CKPT_LATEST);
+}
+
+static void remove_leftovers(const char *run)
+{
+    vla_error err = VLA_ERROR_INIT;
+    char **names, path[VLAI_CKPT_PATH];
+    size_t count;
+    if (vlai_list_dir(run, &names, &count, &err) != VLA_OK)
+        return;
+    for (size_t i = 0; i < count; i++)
+        if (is_leftover(names[i]) && vlai_path_join(path, sizeof path, run, names[i]) &&
+            vlai_remove_tree(path, &err) != VLA_OK)
+            vlai_warn("leftover of an interrupted save: %s", err.message);
+    vlai_names_free(names, count);
+}
+
+vla_status vla_checkpoint_writer_create(const char *run, const vla_checkpoint_writer_options *options,
+                                        vla_checkpoint_writer **out, vla_error *err)
+{
+    static const vla_checkpoint_writer_options standard = VLA_CHECKPOINT_WRITER_OPTIONS_DEFAULT;
+    *out = NULL;
+    if (!options)
+        options = &standard;
+    VLA_TRY(vlai_mkdirs(run, err));
+    vla_checkpoint_writer *w = vlai_calloc(1, sizeof *w);
+    if (!w)
+        return vlai_nomem(err, sizeof *w);
+    w->run = vlai_strdup(run);
+    if (!w->run) {
+        vlai_free(w);
+        return vlai_nomem(err, strlen(run));
+    }
+    w->keep_last = options->keep_last;
+    w->sync = options->flags & VLA_CHECKPOINT_SYNC;
+    remove_leftovers(run);
+    *out = w;
+    return VLA_OK;
+}
+
+static void release_content(vla_checkpoint_writer *w)
+{
+    vlai_free(w->state);
+    vlai_free(w->files);
+    vlai_arena_fini(&w->copies);
+    w->state = NULL;
+    w->files = NULL;
+    w->file_count = 0;
+}
+
+static void *copy_bytes(vlai_arena *arena, const void *data, size_t size)
+{
+    void *copy = vlai_arena_alloc(arena, size ? size : 1);
+    if (copy && size)
+        memcpy(copy, data, size);
+    return copy;
+}
+
+static vla_status take_content(vla_checkpoint_writer *w, const vla_checkpoint_content *c, vla_error *err)
+{
+    w->epoch = c->epoch;
+    w->step = c->step;
+    w->state = vlai_strdup(c->state);
+    w->files = vlai_calloc(c->file_count ? c->file_count : 1, sizeof *w->files);
+    bool whole = w->state && w->files;
+    for (size_t i = 0; whole && i < c->file_count; i++) {
+        const vla_checkpoint_file *from = &c->files[i];
+        vla_checkpoint_file *to = &w->files[w->file_count++];
+        if (!*from->name || strchr(from->name, '/'))
+            return vlai_fail(err, VLA_E_INVALID, "'%s' is not a file name for a checkpoint", from->name);
+        to->name = vlai_arena_strdup(&w->copies, from->name);
+        to->source = from->source ? vlai_arena_strdup(&w->copies, from->source) : NULL;
+        to->data = from->source ? NULL : copy_bytes(&w->copies, from->data, from->size);
+        to->size = from->size;
+        whole = to->name && (to->source || to->data);
+    }
+    return whole ? VLA_OK : vlai_fail(err, VLA_E_NOMEM, "out of host memory while a checkpoint is prepared");
+}
+
+/* Copies the arenas of the store that a checkpoint holds; the copy keeps its memory for the next save. */
+static vla_status take_snapshot(vla_checkpoint_writer *w, const vla_store *store, vla_error *err)
+{
+    void *arena[VLA_STORE_KINDS];
+    memcpy(arena, w->snapshot.arena, sizeof arena);
+    w->snapshot = *store;
+    memcpy(w->snapshot.arena, arena, sizeof arena);
+    for (int i = 0; i < SAVED_KINDS; i++) {
+        int k = saved_kinds[i];
+        if (!store->arena[k])
+            continue;
+        if (w->staging[k] != store->bytes[k]) {
+            vlai_free(w->snapshot.arena[k]);
+            w->staging[k] = 0;
+            w->snapshot.arena[k] = vlai_alloc_aligned(store->bytes[k] ? store->bytes[k] : 1, 64);
+            if (!w->snapshot.arena[k])
+                return vlai_nomem(err, store->bytes[k]);
+            w->staging[k] = store->bytes[k];
+        }
+        memcpy(w->snapshot.arena[k], store->arena[k], store->bytes[k]);
+    }
+    return VLA_OK;
+}
+
+static vla_status copy_file(const char *source, const char *target, vla_error *err)
+{
+    vlai_map map;
+    VLA_TRY(vlai_map_open(source, &map, err));
+    vlai_writer out;
+    vla_status status = vlai_writer_open(&out, target, err);
+    if (status == VLA_OK && map.size)
+        status = vlai_writer_put(&out, map.data, map.size, err);
+    if (status == VLA_OK)
+        status = vlai_writer_close(&out, err);
+    vlai_map_close(&map);
+    return status;
+}
+
+/* A file that belongs to a directory still invisible: no rename of its own. */
+static vla_status write_plain(const char *path, const void *data, size_t size, vla_error *err)
+{
+    vlai_writer out;
+    VLA_TRY(vlai_writer_open(&out, path, err));
+    if (size)
+        VLA_TRY(vlai_writer_put(&out, data, size, err));
+    return vlai_writer_close(&out, err);
+}
+
+static vla_status join(char *out, const char *dir, const char *name, vla_error *err)
+{
+    if (!vlai_path_join(out, VLAI_CKPT_PATH, dir, name))
+        return vlai_fail(err, VLA_E_INVALID, "%s/%s: path too long", dir, name);
+    return VLA_OK;
+}
+
+static vla_status write_tensors(const char *dir, const char *name, vlai_ckpt_views *views, vla_error *err)
+{
+    char path[VLAI_CKPT_PATH];
+    vla_status status = join(path, dir, name, err);
+    if (status == VLA_OK)
+        status = vlai_safetensors_write(path, views->views, views->count, (const char *[]){"format", "pt", NULL}, err);
+    vlai_ckpt_views_fini(views);
+    return status;
+}
+
+/* {"xxh64": {"NAME": {"size": N, "hash": "16 digits"}}} of all files that stand in `dir`, then DONE. */
+static vla_status write_checksums(const char *dir, vla_error *err)
+{
+    char **names, path[VLAI_CKPT_PATH];
+    size_t count;
+    VLA_TRY(vlai_list_dir(dir, &names, &count, err));
+    vlai_text text = {0};
+    vlai_text_printf(&text, "{\n  \"format\": %d,\n  \"xxh64\": {", VLAI_CKPT_FORMAT);
+    vla_status status = VLA_OK;
+    for (size_t i = 0; status == VLA_OK && i < count; i++) {
+        uint64_t hash = 0, size = 0;
+        status = join(path, dir, names[i], err);
+        if (status == VLA_OK)
+            status = vlai_ckpt_hash_file(path, &hash, &size, err);
+        vlai_text_puts(&text, i ? ",\n    " : "\n    ");
+        vlai_text_json(&text, names[i]);
+        vlai_text_printf(&text, ": {\"size\": %llu, \"hash\": \"%016llx\"}", (unsigned long long)size,
+                         (unsigned long long)hash);
+    }
+    vlai_names_free(names, count);
+    vlai_text_puts(&text, "\n  }\n}\n");
+    if (status == VLA_OK)
+        status = vlai_text_status(&text, err);
+    if (status == VLA_OK)
+        status = join(path, dir, VLAI_CKPT_CHECKSUMS, err);
+    if (status == VLA_OK)
+        status = write_plain(path, text.data, text.size, err);
+    vlai_text_fini(&text);
+    VLA_TRY(status);
+    VLA_TRY(join(path, dir, VLAI_CKPT_DONE, err));
+    VLA_TRY(write_plain(path, "done\n", 5, err));
+    return vlai_sync_dir(dir, err);
+}
+
+static vla_status write_directory(vla_checkpoint_writer *w, const char *dir, vla_error *err)
+{
+    char path[VLAI_CKPT_PATH];
+    vlai_ckpt_views views;
+    VLA_TRY(vlai_mkdirs(dir, err));
+    VLA_TRY(vlai_ckpt_weight_views(w->source, &views, err));
+    VLA_TRY(write_tensors(dir, VLAI_CKPT_MODEL, &views, err));
+    VLA_TRY(vlai_ckpt_optimizer_views(w->source, &views, err));
+    VLA_TRY(write_tensors(dir, VLAI_CKPT_OPTIMIZER, &views, err));
+    for (size_t i = 0; i < w->file_count; i++) {
+        const vla_checkpoint_file *f = &w->files[i];
+        VLA_TRY(join(path, dir, f->name, err));
+        VLA_TRY(f->source ? copy_file(f->source, path, err) : write_plain(path, f->data, f->size, err));
+    }
+    VLA_TRY(join(path, dir, VLAI_CKPT_STATE, err));
+    VLA_TRY(write_plain(path, w->state, strlen(w->state), err));
+    return write_checksums(dir, err);
+}
+
+/* Renames `temporary` to `final`. One that stands there already (a run that went back to an older checkpoint) steps aside
+ * under a name that is still found, until the new one is in place. */
+static vla_status put_in_place(const char *temporary, const char *final, vla_error *err)
+{
+    if (!vlai_is_dir(final))
+        return vlai_publish(temporary, final, err);
+    char aside[VLAI_CKPT_PATH];
+    if (snprintf(aside, sizeof aside, "%s%s", final, VLAI_CKPT_REPLACED) >= (int)sizeof aside)
+        return vlai_fail(err, VLA_E_INVALID, "%s: path too long", final);
+    VLA_TRY(vlai_remove_tree(aside, err));
+    VLA_TRY(vlai_publish(final, aside, err));
+    VLA_TRY(vlai_publish(temporary, final, err));
+    vla_error ignored = VLA_ERROR_INIT;
+    if (vlai_remove_tree(aside, &ignored) != VLA_OK)
+        vlai_warn("%s", ignored.message);
+    return VLA_OK;
+}
+
+/* `latest` is a convenience: resuming from the run folder does not read it. So its failure is a warning. */
+static void point_latest(const char *run, const char *name)
+{
+    char link[VLAI_CKPT_PATH], temporary[VLAI_CKPT_PATH];
+    if (!vlai_path_join(link, sizeof link, run, VLAI_CKPT_LATEST) ||
+        !vlai_path_join(temporary, sizeof temporary, run, VLAI_CKPT_LATEST VLAI_CKPT_TEMPORARY))
+        return;
+    unlink(temporary);
+    vla_error err = VLA_ERROR_INIT;
+    if (symlink(name, temporary) != 0)
+        vlai_warn("%s: cannot link to %s: %s", link, name, strerror(errno));
+    else if (vlai_publish(temporary, link, &err) != VLA_OK)
+        vlai_warn("%s", err.message);
+}
+
+/* Deletes all but the newest keep_last. Deleting never fails a run. */
+static void prune(const char *run, int64_t keep_last)
+{
+    vla_error err = VLA_ERROR_INIT;
+    vlai_ckpt_entry *entries;
+    size_t count;
+    if (keep_last <= 0)
+        return;
+    if (vlai_ckpt_list(run, &entries, &count, &err) != VLA_OK) {
+        vlai_warn("old checkpoints are kept: %s", err.message);
+        return;
+    }
+    for (size_t i = (size_t)keep_last; i < count; i++) {
+        char path[VLAI_CKPT_PATH], dying[VLAI_CKPT_PATH];
+        if (!vlai_path_join(path, sizeof path, run, entries[i].name) ||
+            snprintf(dying, sizeof dying, "%s%s", path, VLAI_CKPT_TEMPORARY) >= (int)sizeof dying)
+            continue;
+        if (vlai_remove_tree(dying, &err) != VLA_OK || vlai_publish(path, dying, &err) != VLA_OK ||
+            vlai_remove_tree(dying, &err) != VLA_OK)
+            vlai_warn("old checkpoint is kept: %s", err.message);
+    }
+    vlai_ckpt_list_free(entries, count);
+}
+
+static vla_status write_all(vla_checkpoint_writer *w, vla_error *err)
+{
+    char name[64], final[VLAI_CKPT_PATH], temporary[VLAI_CKPT_PATH];
+    snprintf(name, sizeof name, "%lld_%lld", (long long)w->epoch, (long long)w->step);
+    VLA_TRY(join(final, w->run, name, err));
+    if (snprintf(temporary, sizeof temporary, "%s%s", final, VLAI_CKPT_TEMPORARY) >= (int)sizeof temporary)
+        return vlai_fail(err, VLA_E_INVALID, "%s: path too long", final);
+    VLA_TRY(vlai_ckpt_check_finite(w->source, err));
+    VLA_TRY(vlai_remove_tree(temporary, err));
+    vla_status status = write_directory(w, temporary, err);
+    if (status == VLA_OK)
+        status = put_in_place(temporary, final, err);
+    if (status != VLA_OK) {
+        vla_error ignored = VLA_ERROR_INIT;
+        vlai_remove_tree(temporary, &ignored);
+        return vlai_prefix(err, status, "checkpoint %s", name);
+    }
+    snprintf(w->newest, sizeof w->newest, "%s", final);
+    point_latest(w->run, name);
+    prune(w->run, w->keep_last);
+    return VLA_OK;
+}
+
+static void *writer_thread(void *argument)
+{
+    vla_checkpoint_writer *w = argument;
+    w->status = write_all(w, &w->error);
+    return NULL;
+}
+
+vla_status vla_checkpoint_wait(vla_checkpoint_writer *w, const char **path, vla_error *err)
+{
+    if (w->busy) {
+        pthread_join(w->thread, NULL);
+        w->busy = false;
+        release_content(w);
+    }
+    vla_status status = w->status;
+    w->status = VLA_OK;
+    if (status != VLA_OK && err)
+        *err = w->error;
+    if (path)
+        *path = w->newest;
+    return status;
+}
+
+vla_status vla_checkpoint_save(vla_checkpoint_writer *w, const vla_store *store, const vla_checkpoint_content *content,
+                               vla_error *err)
+{
+    VLA_TRY(vla_checkpoint_wait(w, NULL, err));
+    size_t bytes = vlai_ckpt_bytes(store);
+    uint64_t room;
+    VLA_TRY(vlai_ckpt_free_bytes(w->run, &room, err));
+    if (room < bytes)
+        return vlai_fail_hint(err, VLA_E_IO, "free some space, or keep fewer checkpoints with checkpoint.keep_last",
+                              "%s: no room for the checkpoint of step %lld: it takes %.3f GB, %.3f GB are free", w->run,
+                              (long long)content->step, 1e-9 * (double)bytes, 1e-9 * (double)room);
+    vla_status status = take_content(w, content, err);
+    w->source = store;
+    w->error = (vla_error)VLA_ERROR_INIT;
+    bool sync = w->sync;
+    if (!sync && w->staging[VLA_STORE_WEIGHT] == 0 && vlai_ckpt_staging(bytes) == 0) {
+        if (!w->warned)
+            vlai_info("too little memory for a snapshot of %.3f GB: steps wait while a checkpoint is written",
+                      1e-9 * (double)bytes);
+        w->warned = sync = true;
+    }
+    if (status == VLA_OK && !sync) {
+        status = take_snapshot(w, store, err);
+        w->source = &w->snapshot;
+    }
+    if (status != VLA_OK) {
+        release_content(w);
+        return status;
+    }
+    if (!sync && pthread_create(&w->thread, NULL, writer_thread, w) == 0) {
+        w->busy = true;
+        return VLA_OK;
+    }
+    status = write_all(w, err); /* also where no thread could be made */
+    release_content(w);
+    return status;
+}
+
+void vla_checkpoint_writer_destroy(vla_checkpoint_writer *w)
+{
+    if (!w)
+        return;
+    if (w->busy) {
+        vla_error err = VLA_ERROR_INIT;
+        if (vla_checkpoint_wait(w, NULL, &err) != VLA_OK)
+            vlai_warn("%s", err.message);
+    }
+    release_content(w);
+    for (int i = 0; i < SAVED_KINDS; i++)
+        vlai_free(w->snapshot.arena[saved_kinds[i]]);
+    vlai_free(w->run);
+    vlai_free(w);
+}

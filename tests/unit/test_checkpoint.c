@@ -1,0 +1,403 @@
+#include "test.h"
+
+#include "base/io.h"
+#include "base/memory.h"
+#include "base/rng.h"
+#include "ckpt/ckpt.h"
+#include "vla/log.h"
+
+#include <math.h>
+#include <stdatomic.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static char root[] = "/tmp/vla-ckpt-XXXXXX";
+
+static int make_root(void **state)
+{
+    (void)state;
+    return mkdtemp(root) ? 0 : -1;
+}
+
+static int drop_root(void **state)
+{
+    (void)state;
+    vla_error err = VLA_ERROR_INIT;
+    return vlai_remove_tree(root, &err);
+}
+
+static const char *at(const char *name)
+{
+    static char path[4][512];
+    static int turn;
+    turn = (turn + 1) % 4;
+    snprintf(path[turn], sizeof path[turn], "%s/%s", root, name);
+    return path[turn];
+}
+
+static vla_store *make_store(vla_numerics numerics)
+{
+    vla_error err = VLA_ERROR_INIT;
+    vla_store *store;
+    assert_ok(vla_store_create(&store, &err), err);
+    assert_ok(vla_store_add(store, "head.weight", VLA_COMPUTE, 2, (int64_t[]){5, 7}, 0, &err), err);
+    assert_ok(vla_store_add(store, "head.bias", VLA_COMPUTE, 1, (int64_t[]){5}, 0, &err), err);
+    assert_ok(vla_store_add(store, "norm.weight", VLA_PRECISE, 1, (int64_t[]){7}, 0, &err), err);
+    assert_ok(vla_store_add(store, "table", VLA_COMPUTE, 2, (int64_t[]){300, 41}, 0, &err), err);
+    assert_ok(vla_store_allocate(store, numerics, VLA_STORE_TRAIN, &err), err);
+    return store;
+}
+
+/* Every tensor gets values of the seed. Masters are arbitrary fp32 numbers. */
+static void fill(vla_store *store, uint64_t seed)
+{
+    for (size_t i = 0; i < vla_store_count(store); i++) {
+        vla_tensor t = vla_store_tensor(store, VLA_STORE_WEIGHT, i);
+        float *values = malloc((size_t)t.elements * sizeof *values);
+        vlai_rng_key key = {.seed = seed, .position = i};
+        vlai_rng_normal(&key, 0, (size_t)t.elements, values);
+        vla_store_set_float(store, i, 0, t.elements, values);
+        vla_store_kind kinds[] = {VLA_STORE_M, VLA_STORE_V};
+        for (int k = 0; k < 2; k++) {
+            vla_tensor m = vla_store_tensor(store, kinds[k], i);
+            key.site = (uint32_t)k + 1;
+            if (m.dtype == VLA_F32)
+                vlai_rng_normal(&key, 0, (size_t)m.elements, m.data);
+        }
+        free(values);
+    }
+}
+
+static void assert_same(const vla_store *a, const vla_store *b)
+{
+    vla_store_kind kinds[] = {VLA_STORE_WEIGHT, VLA_STORE_M, VLA_STORE_V, VLA_STORE_LOW};
+    assert_int_equal(vla_store_count(a), vla_store_count(b));
+    for (size_t i = 0; i < vla_store_count(a); i++)
+        for (int k = 0; k < 4; k++) {
+            vla_tensor x = vla_store_tensor(a, kinds[k], i), y = vla_store_tensor(b, kinds[k], i);
+            assert_int_equal(x.dtype, y.dtype);
+            if (x.data)
+                assert_memory_equal(x.data, y.data, (size_t)x.elements * vla_dtype_size(x.dtype));
+        }
+}
+
+static const vla_checkpoint_file extra[] = {{"note.json", NULL, "{}\n", 3}};
+
+static vla_status save(vla_checkpoint_writer *w, const vla_store *store, int64_t step, vla_error *err)
+{
+    char state[64];
+    snprintf(state, sizeof state, "{\"step\": %lld}", (long long)step);
+    vla_checkpoint_content c = {sizeof c, 0, step, state, extra, 1};
+    return vla_checkpoint_save(w, store, &c, err);
+}
+
+static void round_trip(vla_numerics numerics, const char *name)
+{
+    vla_error err = VLA_ERROR_INIT;
+    vla_store *a = make_store(numerics), *b = make_store(numerics);
+    fill(a, 3);
+    vla_checkpoint_writer *w;
+    assert_ok(vla_checkpoint_writer_create(at(name), NULL, &w, &err), err);
+    assert_ok(save(w, a, 12, &err), err);
+    fill(a, 4); /* the snapshot was taken before */
+    const char *path;
+    assert_ok(vla_checkpoint_wait(w, &path, &err), err);
+    assert_non_null(strstr(path, "/0_12"));
+    vla_checkpoint_writer_destroy(w);
+
+    vla_checkpoint *c;
+    assert_ok(vla_checkpoint_open(at(name), &c, &err), err);
+    assert_int_equal(vla_checkpoint_step(c), 12);
+    assert_string_equal(vla_checkpoint_state(c), "{\"step\": 12}");
+    assert_ok(vla_checkpoint_restore(c, b, &err), err);
+    vla_checkpoint_close(c);
+    fill(a, 3);
+    assert_same(a, b);
+
+    char link[256] = {0};
+    char where[512];
+    snprintf(where, sizeof where, "%s/latest", at(name));
+    assert_int_equal(readlink(where, link, sizeof link - 1), 4);
+    assert_string_equal(link, "0_12");
+    assert_ok(vla_checkpoint_open(where, &c, &err), err);
+    vla_checkpoint_close(c);
+    vla_store_destroy(a);
+    vla_store_destroy(b);
+}
+
+static void bits_come_back(void **state)
+{
+    (void)state;
+    round_trip(VLA_FP32, "fp32");
+    round_trip(VLA_BF16_MASTER, "bf16");
+    round_trip(VLA_BF16_PLAIN, "plain");
+}
+
+/* From fp32 to bf16 with masters: the masters are the fp32 values. */
+static void changes_of_numerics(void **state)
+{
+    (void)state;
+    vla_error err = VLA_ERROR_INIT;
+    vla_store *a = make_store(VLA_FP32), *b = make_store(VLA_BF16_MASTER);
+    vla_checkpoint *c;
+    assert_ok(vla_checkpoint_open(at("fp32"), &c, &err), err);
+    assert_ok(vla_checkpoint_restore(c, b, &err), err);
+    vla_checkpoint_close(c);
+    fill(a, 3);
+    float x[41], y[41];
+    for (size_t i = 0; i < vla_store_count(a); i++) {
+        int64_t n = vla_store_tensor(a, VLA_STORE_WEIGHT, i).elements < 41 ? vla_store_tensor(a, VLA_STORE_WEIGHT, i).elements : 41;
+        vla_store_get_float(a, i, 0, n, x);
+        vla_store_get_float(b, i, 0, n, y);
+        assert_memory_equal(x, y, (size_t)n * sizeof *x);
+    }
+    vla_store_destroy(a);
+    vla_store_destroy(b);
+}
+
+static void old_ones_are_pruned(void **state)
+{
+    (void)state;
+    vla_error err = VLA_ERROR_INIT;
+    vla_store *store = make_store(VLA_FP32);
+    vla_checkpoint_writer_options o = VLA_CHECKPOINT_WRITER_OPTIONS_DEFAULT;
+    o.keep_last = 2;
+    vla_checkpoint_writer *w;
+    assert_ok(vla_checkpoint_writer_create(at("prune"), &o, &w, &err), err);
+    for (int64_t step = 7; step <= 11; step++)
+        assert_ok(save(w, store, step, &err), err);
+    assert_ok(save(w, store, 10, &err), err); /* written again over the old one */
+    assert_ok(vla_checkpoint_wait(w, NULL, &err), err);
+    vla_checkpoint_writer_destroy(w);
+    char **names;
+    size_t count;
+    assert_ok(vlai_list_dir(at("prune"), &names, &count, &err), err);
+    assert_int_equal(count, 3);
+    assert_string_equal(names[0], "0_10");
+    assert_string_equal(names[1], "0_11");
+    assert_string_equal(names[2], "latest");
+    vlai_names_free(names, count);
+    vla_store_destroy(store);
+}
+
+static void cut(const char *path, int64_t bytes)
+{
+    struct stat st;
+    assert_int_equal(stat(path, &st), 0);
+    assert_int_equal(truncate(path, st.st_size - bytes), 0);
+}
+
+static void damage_is_refused_and_skipped(void **state)
+{
+    (void)state;
+    vla_error err = VLA_ERROR_INIT;
+    vla_store *store = make_store(VLA_FP32);
+    fill(store, 9);
+    vla_checkpoint_writer *w;
+    assert_ok(vla_checkpoint_writer_create(at("damage"), NULL, &w, &err), err);
+    for (int64_t step = 1; step <= 4; step++)
+        assert_ok(save(w, store, step, &err), err);
+    vla_checkpoint_writer_destroy(w);
+
+    vla_checkpoint *c;
+    assert_int_equal(unlink(at("damage/0_4/DONE")), 0);
+    assert_fails(vla_checkpoint_open(at("damage/0_4"), &c, &err), VLA_E_CORRUPT, err, "not a whole checkpoint");
+    cut(at("damage/0_3/model.safetensors"), 1);
+    assert_fails(vla_checkpoint_open(at("damage/0_3"), &c, &err), VLA_E_CORRUPT, err, "bytes, wanted");
+    FILE *f = fopen(at("damage/0_2/optimizer-0-of-1.safetensors"), "r+b");
+    fseek(f, -5, SEEK_END);
+    fputc(0x5a, f);
+    fclose(f);
+    assert_fails(vla_checkpoint_open(at("damage/0_2"), &c, &err), VLA_E_CORRUPT, err, "XXH64");
+    assert_ok(vla_checkpoint_open(at("damage"), &c, &err), err);
+    assert_int_equal(vla_checkpoint_step(c), 1);
+    vla_checkpoint_close(c);
+    assert_int_equal(unlink(at("damage/0_1/state.json")), 0);
+    assert_fails(vla_checkpoint_open(at("damage/0_1"), &c, &err), VLA_E_CORRUPT, err, "state.json: the checkpoint is damaged: the file is missing");
+    assert_fails(vla_checkpoint_open(at("damage"), &c, &err), VLA_E_CORRUPT, err, "damaged");
+    assert_fails(vla_checkpoint_open(at("nowhere"), &c, &err), VLA_E_NOT_FOUND, err, "no such checkpoint");
+    assert_ok(vlai_mkdirs(at("empty"), &err), err);
+    assert_fails(vla_checkpoint_open(at("empty"), &c, &err), VLA_E_NOT_FOUND, err, "no whole checkpoint");
+    vla_store_destroy(store);
+}
+
+static void weights_files_are_strict(void **state)
+{
+    (void)state;
+    vla_error err = VLA_ERROR_INIT;
+    vla_store *a = make_store(VLA_FP32), *b;
+    fill(a, 5);
+    assert_ok(vla_store_save(a, at("w.safetensors"), &err), err);
+    assert_ok(vla_store_create(&b, &err), err);
+    assert_ok(vla_store_add(b, "head.weight", VLA_COMPUTE, 2, (int64_t[]){7, 5}, 0, &err), err);
+    assert_ok(vla_store_add(b, "other", VLA_COMPUTE, 1, (int64_t[]){5}, 0, &err), err);
+    assert_ok(vla_store_add(b, "table", VLA_COMPUTE, 2, (int64_t[]){300, 41}, 0, &err), err);
+    assert_ok(vla_store_allocate(b, VLA_FP32, VLA_STORE_PREDICT, &err), err);
+    assert_fails(vla_store_load(b, at("w.safetensors"), &err), VLA_E_SHAPE, err, "1 missing (other)");
+    assert_non_null(strstr(err.message, "head.weight is [5,7], wanted [7,5]"));
+    assert_non_null(strstr(err.message, "2 unexpected (head.bias, norm.weight)"));
+    vla_store_destroy(b);
+    b = make_store(VLA_FP32);
+    assert_ok(vla_store_load(b, at("w.safetensors"), &err), err);
+    fill(a, 5);
+    for (size_t i = 0; i < vla_store_count(a); i++) {
+        vla_tensor x = vla_store_tensor(a, VLA_STORE_WEIGHT, i), y = vla_store_tensor(b, VLA_STORE_WEIGHT, i);
+        assert_memory_equal(x.data, y.data, (size_t)x.elements * 4);
+    }
+    vla_store_destroy(a);
+    vla_store_destroy(b);
+}
+
+static void a_state_that_is_not_finite_is_not_saved(void **state)
+{
+    (void)state;
+    vla_error err = VLA_ERROR_INIT;
+    vla_store *store = make_store(VLA_FP32);
+    ((float *)vla_store_tensor(store, VLA_STORE_V, 3).data)[17] = INFINITY;
+    vla_checkpoint_writer *w;
+    assert_ok(vla_checkpoint_writer_create(at("nan"), NULL, &w, &err), err);
+    assert_ok(save(w, store, 1, &err), err);
+    assert_fails(vla_checkpoint_wait(w, NULL, &err), VLA_E_NONFINITE, err, "second moment of 'table' is not finite at element 17");
+    vla_checkpoint_writer_destroy(w);
+    char **names;
+    size_t count;
+    assert_ok(vlai_list_dir(at("nan"), &names, &count, &err), err);
+    assert_int_equal(count, 0);
+    vlai_names_free(names, count);
+    vla_store_destroy(store);
+}
+
+static void room_is_asked_for(void **state)
+{
+    (void)state;
+    vla_error err = VLA_ERROR_INIT;
+    uint64_t room;
+    assert_ok(vlai_ckpt_free_bytes(at("not/made/yet"), &room, &err), err);
+    assert_true(room > 1000);
+    assert_ok(vlai_ckpt_check_room(root, room / 100, 3, -1, &err), err);
+    assert_fails(vlai_ckpt_check_room(root, room / 4, 6, -1, &err), VLA_E_IO, err, "checkpoint.keep_last=3 fits");
+    assert_ok(vlai_ckpt_check_room(root, room / 4, 6, 2, &err), err);
+    assert_fails(vlai_ckpt_check_room(root, room * 2, 0, -1, &err), VLA_E_IO, err, "GB free");
+}
+
+/* Every write, sync and rename of a save fails in turn: an error each time, what was saved before stays whole, and the
+ * next save works. Failures after the rename are only warnings. */
+static void every_failing_write(void **state)
+{
+    (void)state;
+    vla_error err = VLA_ERROR_INIT;
+    vla_store *a = make_store(VLA_BF16_MASTER), *b = make_store(VLA_BF16_MASTER);
+    fill(a, 1);
+    vla_checkpoint_writer_options o = VLA_CHECKPOINT_WRITER_OPTIONS_DEFAULT;
+    o.keep_last = 1;
+    vla_checkpoint_writer *w;
+    assert_ok(vla_checkpoint_writer_create(at("writes"), &o, &w, &err), err);
+    assert_ok(save(w, a, 1, &err), err);
+    assert_ok(vla_checkpoint_wait(w, NULL, &err), err);
+    fill(a, 2);
+    uint64_t nth = 0;
+    int failures = 0;
+    for (bool hit = true; hit;) {
+        vlai_io_fail_nth(++nth);
+        vla_status saved = save(w, a, 2, &err);
+        if (saved == VLA_OK)
+            saved = vla_checkpoint_wait(w, NULL, &err);
+        hit = vlai_io_fail_nth(0) >= nth;
+        failures += saved != VLA_OK;
+        if (saved != VLA_OK)
+            assert_non_null(strstr(err.message, "checkpoint 0_2"));
+        vla_checkpoint *c;
+        assert_ok(vla_checkpoint_open(at("writes"), &c, &err), err);
+        assert_ok(vla_checkpoint_restore(c, b, &err), err);
+        fill(a, (uint64_t)vla_checkpoint_step(c));
+        assert_same(a, b);
+        vla_checkpoint_close(c);
+        fill(a, 2);
+    }
+    assert_true(failures > 15);
+    vla_checkpoint_writer_destroy(w);
+    vla_store_destroy(a);
+    vla_store_destroy(b);
+}
+
+/* The Nth allocation from now on fails, for the test below. */
+static atomic_long countdown;
+
+static void *failing_alloc(size_t size, size_t align, void *user)
+{
+    (void)user;
+    if (atomic_fetch_sub(&countdown, 1) == 1)
+        return NULL;
+    return align <= 16 ? malloc(size) : aligned_alloc(align, (size + align - 1) & ~(align - 1));
+}
+
+static void plain_release(void *ptr, void *user)
+{
+    (void)user;
+    free(ptr);
+}
+
+static vla_status save_and_load(const vla_store *a, vla_store *b, vla_error *err)
+{
+    vla_checkpoint_writer *w = NULL;
+    vla_checkpoint *c = NULL;
+    vla_status status = vla_checkpoint_writer_create(at("allocs"), NULL, &w, err);
+    if (status == VLA_OK)
+        status = save(w, a, 5, err);
+    if (status == VLA_OK)
+        status = vla_checkpoint_wait(w, NULL, err);
+    if (status == VLA_OK)
+        status = vla_checkpoint_open(at("allocs"), &c, err);
+    if (status == VLA_OK)
+        status = vla_checkpoint_restore(c, b, err);
+    vla_checkpoint_close(c);
+    vla_checkpoint_writer_destroy(w);
+    return status;
+}
+
+static void every_failing_allocation(void **state)
+{
+    (void)state;
+    static const vla_allocator failing = {failing_alloc, plain_release, NULL};
+    vla_error err = VLA_ERROR_INIT;
+    vla_allocator_set(&failing);
+    atomic_store(&countdown, 0);
+    vla_store *a = make_store(VLA_BF16_MASTER), *b = make_store(VLA_BF16_MASTER);
+    fill(a, 8);
+    vla_log_set(NULL, NULL, VLA_LOG_ERROR);
+    int failures = 0;
+    for (long n = 1;; n++) {
+        atomic_store(&countdown, n);
+        vla_status status = save_and_load(a, b, &err);
+        bool reached = atomic_load(&countdown) <= 0;
+        atomic_store(&countdown, 0);
+        if (status != VLA_OK)
+            failures++;
+        if (!reached) {
+            assert_int_equal(status, VLA_OK);
+            break;
+        }
+    }
+    assert_true(failures > 10);
+    assert_same(a, b);
+    vla_store_destroy(a);
+    vla_store_destroy(b);
+    vla_allocator_set(NULL);
+    vla_log_set(NULL, NULL, VLA_LOG_INFO);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(bits_come_back),
+        cmocka_unit_test(changes_of_numerics),
+        cmocka_unit_test(old_ones_are_pruned),
+        cmocka_unit_test(damage_is_refused_and_skipped),
+        cmocka_unit_test(weights_files_are_strict),
+        cmocka_unit_test(a_state_that_is_not_finite_is_not_saved),
+        cmocka_unit_test(room_is_asked_for),
+        cmocka_unit_test(every_failing_write),
+        cmocka_unit_test(every_failing_allocation),
+    };
+    return cmocka_run_group_tests(tests, make_root, drop_root);
+}
