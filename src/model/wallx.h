@@ -19,7 +19,14 @@
 #include "vla/graph.h"
 #include "vla/run.h"
 
+#include <math.h>
+
 VLA_BEGIN_DECLS
+
+static inline double vlai_inverse_sqrt(double x)
+{
+    return 1.0 / sqrt(x);
+}
 
 /* Ids that the tokenizer gives. */
 typedef struct vlai_wallx_tokens {
@@ -58,9 +65,11 @@ typedef struct vlai_wallx_shape {
     int64_t patches, units; /* of all pictures; units = patches / merge^2 */
     int64_t images;
     int64_t pixel_bytes; /* 0: pixel_values are given */
-    int64_t propri;  /* <|propri|> tokens */
+    int64_t propri;     /* <|propri|> tokens */
+    int64_t state_rows; /* states given: samples, or 0 */
     int64_t labels;  /* -1: no labels at all; else rows that are projected, rounded up */
-    int64_t pairs, pairs_window, pairs_full; /* visible pairs of one attention: for FLOPs; equal within a bucket */
+    int64_t pairs, pairs_window, pairs_full; /* visible pairs of one attention, for FLOPs; a function of the rest */
+    float mean[3], std[3];                   /* of the image processor, when pixel_bytes is not 0 */
 } vlai_wallx_shape;
 
 typedef struct vlai_wallx_options {
@@ -84,6 +93,10 @@ vla_status vlai_wallx_params(const vlai_wallx_config *config, int (*group_of)(co
  * "ce_error" [labels], and with inference "action.out" [tokens1, D]. */
 vla_status vlai_wallx_build(const vlai_wallx_config *config, const vlai_wallx_shape *shape,
                             const vlai_wallx_options *options, vla_graph **out, vla_error *err);
+
+/* The tower alone: inputs "pixel_values", "d_out" [units, out_hidden]; "loss" = sum(out * d_out). */
+vla_status vlai_wallx_build_vision(const vlai_wallx_config *config, const vlai_wallx_shape *shape, vla_graph **out,
+                                   vla_error *err);
 
 /* Writes all inputs of the graph. find(user, name) gives the buffer of an input, or NULL when the plan has none. */
 typedef void *(*vlai_wallx_find)(void *user, const char *name);
