@@ -89,6 +89,10 @@ vla_status vlai_wallx_shape_plan(const vlai_wallx_config *config, int64_t sample
 vla_status vlai_wallx_params(const vlai_wallx_config *config, int (*group_of)(const char *name, void *user), void *user,
                              vla_store *store, vla_error *err);
 
+/* Fills the store from a checkpoint, strictly: missing, unexpected and reshaped tensors are an error that lists them. */
+struct vlai_safetensors;
+vla_status vlai_wallx_load(const vlai_wallx_config *config, const struct vlai_safetensors *st, vla_store *store, vla_error *err);
+
 /* Results: "loss", "flow_loss" (with actions), "cross_entropy_loss" (with labels), "flow_error" [samples*horizon, D],
  * "ce_error" [labels], and with inference "action.out" [tokens1, D]. */
 vla_status vlai_wallx_build(const vlai_wallx_config *config, const vlai_wallx_shape *shape,

@@ -1,0 +1,39 @@
+/* Shared by the model stages of the golden runner: a case's configuration, weights and batches. */
+#ifndef VLAI_PARITY_MODEL_H
+#define VLAI_PARITY_MODEL_H
+
+#include "model/wallx.h"
+#include "parity/parity.h"
+
+typedef struct vlai_parity_model {
+    vlai_wallx_config config;
+    vlai_wallx_tokens tokens;
+    vlai_config *train;          /* train.json, or NULL */
+    vlai_safetensors *inputs, *outputs, *weights;
+    vla_store *store;
+    vla_executor *executor;
+    vla_numerics numerics;
+    struct { double loss, act, dact, grads, after, after_median, step_loss, grad_norm; } bound;
+} vlai_parity_model;
+
+/* Opens what the case has; with_weights also makes a training store and fills it. */
+vla_status vlai_parity_model_open(vlai_parity_case *c, bool with_weights, bool accumulate, vlai_parity_model *m, vla_error *err);
+void vlai_parity_model_close(vlai_parity_model *m);
+
+/* One micro-batch out of inputs.safetensors; everything lies in one arena. */
+typedef struct vlai_parity_batch {
+    vlai_wallx_batch b;
+    vlai_arena arena;
+    int64_t length; /* S */
+} vlai_parity_batch;
+vla_status vlai_parity_batch_read(const vlai_parity_model *m, const char *prefix, vlai_parity_batch *out, vla_error *err);
+
+/* A tensor of a file as float (ints converted); *out from the arena. NULL when absent. */
+vla_status vlai_parity_floats(vlai_arena *arena, const vlai_safetensors *st, const char *name, float **out,
+                              const vlai_tensor_view **view, vla_error *err);
+/* A result of a run as float, whatever its type. */
+vla_status vlai_parity_result(vlai_arena *arena, const vla_run *run, const char *name, float **out, int64_t *elements,
+                              vla_error *err);
+void *vlai_parity_find(void *run, const char *name);
+
+#endif

@@ -1,0 +1,523 @@
+/* Golden cases of the whole policy: one forward and backward with every activation, then the recorded optimiser steps by
+ * the graph that training uses. */
+#include "base/bf16.h"
+#include "base/fail.h"
+#include "base/json.h"
+#include "optim/settings.h"
+#include "parity/model.h"
+#include "pass/pass.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* What a bf16 run is held to: twice the reference's own distance from its fp32. */
+static double bf16_bound(const vlai_parity_case *c, const char *what, const char *statistic)
+{
+    const json_t *v = json_object_get(json_object_get(c->meta, "bf16"), what);
+    if (statistic)
+        v = json_object_get(v, statistic);
+    return 2 * json_number_value(v);
+}
+
+static vla_status build_run(const vlai_parity_model *m, vla_graph *graph, vla_plan **plan, vla_run **run, vla_error *err)
+{
+    vla_plan_options options = VLA_PLAN_OPTIONS_DEFAULT;
+    options.numerics = m->numerics;
+    VLA_TRY(vla_plan_build(graph, &options, plan, err));
+    return vla_run_create(m->executor, *plan, m->store, run, err);
+}
+
+/* ---- Activations ------------------------------------------------------------------------------------------------ */
+
+typedef struct {
+    vlai_parity_case *c;
+    const vlai_parity_model *m;
+    const vlai_parity_batch *batch;
+    const vla_run *run;
+    vlai_arena *arena;
+    uint8_t *ignored; /* [B*S] */
+} comparison;
+
+/* Rows of the two streams put back into [B*S, width]; columns beyond a stream's width are zero. */
+static float *join_streams(const comparison *k, const float *e0, int64_t n0, const float *e1, int64_t n1, int64_t width)
+{
+    const vlai_wallx_batch *b = &k->batch->b;
+    int64_t total = b->offset[b->samples], count[2] = {0, 0};
+    float *out = vlai_arena_alloc(k->arena, (size_t)(total * width) * sizeof *out + 1);
+    if (!out)
+        return NULL;
+    for (int64_t i = 0; i < total; i++) {
+        int e = b->ids[i] == k->m->tokens.action;
+        int64_t w = e ? (e1 && n1 ? k->m->config.action_hidden_size : 0) : width;
+        const float *from = e ? e1 : e0;
+        if (from && count[e] < (e ? n1 : n0))
+            memcpy(out + i * width, from + count[e] * w, (size_t)w * sizeof *out);
+        count[e]++;
+    }
+    return out;
+}
+
+/* Zeroes the rows that depend on the attention class, in both arrays. `stream`: -1 rows are tokens, else rows of a stream. */
+static void drop_ignored(const comparison *k, float *got, float *want, int64_t rows, int64_t elements, int stream)
+{
+    const vlai_wallx_batch *b = &k->batch->b;
+    int64_t total = b->offset[b->samples], row = 0, width = rows ? elements / rows : 0;
+    for (int64_t i = 0; i < total; i++) {
+        int e = b->ids[i] == k->m->tokens.action;
+        if (stream >= 0 && e != stream)
+            continue;
+        if (k->ignored[i] && row < rows) {
+            memset(got + row * width, 0, (size_t)width * sizeof *got);
+            memset(want + row * width, 0, (size_t)width * sizeof *want);
+        }
+        row++;
+    }
+}
+
+/* The M-RoPE tables of each axis over the whole half, both halves, as the reference keeps them. */
+static vla_status rope_tables(const comparison *k, const int32_t *positions, int64_t n, float *cosines, float *sines, vla_error *err)
+{
+    const vlai_wallx_config *c = &k->m->config;
+    int half = (int)c->head_dim / 2;
+    for (int axis = 0; axis < 3; axis++) {
+        vla_graph *g;
+        vla_plan *plan = NULL;
+        vla_run *run = NULL;
+        VLA_TRY(vla_graph_create(&g, err));
+        vla_rope_options o = {.base = c->rope_theta, .half = half, .axes = 1, .sections = {half}, .dtype = VLA_PRECISE};
+        vla_rope_tables t = vla_rope_table(g, vla_graph_input(g, "p", VLA_I32, 2, (int64_t[]){1, n}), &o);
+        vla_graph_name(g, t.cos, "cos");
+        vla_graph_name(g, t.sin, "sin");
+        vla_plan_options options = VLA_PLAN_OPTIONS_DEFAULT;
+        vla_executor *ex = NULL;
+        vla_status status = vla_plan_build(g, &options, &plan, err);
+        if (status == VLA_OK)
+            status = vla_executor_create(1, &ex, err);
+        if (status == VLA_OK)
+            status = vla_run_create(ex, plan, NULL, &run, err);
+        if (status == VLA_OK) {
+            memcpy(vla_run_data(run, "p"), positions + axis * n, (size_t)n * sizeof *positions);
+            status = vla_run_execute(run, err);
+        }
+        for (int64_t i = 0; status == VLA_OK && i < n; i++)
+            for (int h = 0; h < 2; h++) {
+                memcpy(cosines + ((axis * n + i) * 2 + h) * half, (float *)vla_run_data(run, "cos") + i * half, (size_t)half * sizeof(float));
+                memcpy(sines + ((axis * n + i) * 2 + h) * half, (float *)vla_run_data(run, "sin") + i * half, (size_t)half * sizeof(float));
+            }
+        vla_run_destroy(run);
+        vla_executor_destroy(ex);
+        vla_plan_destroy(plan);
+        VLA_TRY(status);
+    }
+    return VLA_OK;
+}
+
+/* What this program computed for an output of the case; NULL when it has nothing of that name. */
+static vla_status find_result(const comparison *k, const char *name, int64_t elements, float **out, vla_error *err)
+{
+    int64_t got;
+    VLA_TRY(vlai_parity_result(k->arena, k->run, name, out, &got, err));
+    if (*out)
+        return VLA_OK;
+    const char *dot = strchr(name, '.') + 1;
+    bool gradient = name[0] == 'd';
+    if (!strcmp(dot, "embeds") || !strcmp(dot, "hidden")) {
+        char part[96];
+        float *e[2];
+        int64_t n[2];
+        for (int i = 0; i < 2; i++) {
+            snprintf(part, sizeof part, "%s.e%d", name, i);
+            VLA_TRY(vlai_parity_result(k->arena, k->run, part, &e[i], &n[i], err));
+        }
+        int64_t width = k->m->config.hidden_size;
+        *out = join_streams(k, e[0], n[0] / width, e[1], n[1] / k->m->config.action_hidden_size, width);
+        return *out ? VLA_OK : vlai_nomem(err, (size_t)elements * sizeof **out);
+    }
+    if (!gradient && (!strcmp(dot, "flow_error") || !strcmp(dot, "ce_error")))
+        return vlai_parity_result(k->arena, k->run, dot, out, &got, err);
+    if (!gradient && !strcmp(dot, "position_ids"))
+        return vlai_parity_result(k->arena, k->run, "positions", out, &got, err);
+    if (!gradient && (!strcmp(dot, "rope.cos") || !strcmp(dot, "rope.sin"))) {
+        float *other = vlai_arena_alloc(k->arena, (size_t)elements * sizeof *other + 1);
+        *out = vlai_arena_alloc(k->arena, (size_t)elements * sizeof **out + 1);
+        if (!other || !*out)
+            return vlai_nomem(err, (size_t)elements * sizeof *other);
+        bool cosine = !strcmp(dot, "rope.cos");
+        int64_t n = k->batch->b.offset[k->batch->b.samples];
+        if (elements != 3 * n * k->m->config.head_dim)
+            return vlai_fail(err, VLA_E_SHAPE, "%s has %lld elements", name, (long long)elements);
+        return rope_tables(k, vla_run_data(k->run, "positions"), n, cosine ? *out : other, cosine ? other : *out, err);
+    }
+    if (gradient) { /* no path: the reference has zeros */
+        *out = vlai_arena_alloc(k->arena, (size_t)elements * sizeof **out + 1);
+        return *out ? VLA_OK : vlai_nomem(err, (size_t)elements * sizeof **out);
+    }
+    return VLA_OK;
+}
+
+static bool token_rows(const char *name)
+{
+    const char *dot = strchr(name, '.') + 1;
+    size_t n = strlen(dot);
+    return !strcmp(dot, "hidden") || !strcmp(dot, "embeds") || (!strncmp(dot, "layer.", 6) && n > 2 && (!strcmp(dot + n - 2, ".q") || !strcmp(dot + n - 2, ".k")));
+}
+
+static vla_status compare_activation(const comparison *k, const vlai_tensor_view *view, vla_error *err)
+{
+    float *want, *got;
+    bool gradient = view->name[0] == 'd';
+    VLA_TRY(vlai_parity_floats(k->arena, k->m->outputs, view->name, &want, NULL, err));
+    VLA_TRY(find_result(k, view->name, view->elements, &got, err));
+    if (!got) {
+        vlai_parity_report(k->c, gradient ? "dact" : "act", view->name, INFINITY, 0);
+        return VLA_OK;
+    }
+    size_t n = strlen(view->name);
+    if (token_rows(view->name))
+        drop_ignored(k, got, want, k->batch->b.offset[k->batch->b.samples], view->elements, -1);
+    else if (n > 3 && view->name[n - 3] == '.' && view->name[n - 2] == 'e')
+        drop_ignored(k, got, want, view->shape[0], view->elements, view->name[n - 1] - '0');
+    bool exact = view->dtype == VLA_I64;
+    vlai_parity_report(k->c, gradient ? "dact" : exact ? "positions" : "act", view->name,
+                       exact ? vlai_parity_max_abs(got, want, view->elements) : vlai_parity_rel_l2(got, want, view->elements),
+                       exact ? 0 : gradient ? k->m->bound.dact : k->m->bound.act);
+    return VLA_OK;
+}
+
+static double relative(double got, double want)
+{
+    return want != 0 ? fabs(got - want) / fabs(want) : fabs(got);
+}
+
+static vla_status compare_scalar(const comparison *k, const char *output, const char *result, vla_error *err)
+{
+    float *want, *got;
+    int64_t n;
+    VLA_TRY(vlai_parity_floats(k->arena, k->m->outputs, output, &want, NULL, err));
+    if (!want)
+        return VLA_OK;
+    VLA_TRY(vlai_parity_result(k->arena, k->run, result, &got, &n, err));
+    vlai_parity_report(k->c, "loss", output, got ? relative(got[0], want[0]) : INFINITY, k->m->bound.loss);
+    return VLA_OK;
+}
+
+/* Sums and counts per data set, which the trainer logs: NAME of the cross-entropy, NAME_flow of the flow error. */
+static vla_status compare_channels(const comparison *k, const json_t *names, vla_error *err)
+{
+    const vlai_wallx_batch *b = &k->batch->b;
+    float *flow, *ce, *labels = NULL;
+    int64_t nf, nc;
+    VLA_TRY(vlai_parity_result(k->arena, k->run, "flow_error", &flow, &nf, err));
+    VLA_TRY(vlai_parity_result(k->arena, k->run, "ce_error", &ce, &nc, err));
+    (void)labels;
+    int64_t d = k->m->config.action_dim, row = 0;
+    for (size_t s = 0; s < json_array_size(names); s++) {
+        const char *name = json_string_value(json_array_get(names, s));
+        double sums[2] = {0, 0}, counts[2] = {0, 0};
+        row = 0;
+        for (int64_t o = 0; o < b->samples; o++) {
+            bool mine = !strcmp(json_string_value(json_array_get(names, (size_t)o)), name);
+            for (int64_t i = 0; flow && i < b->horizon * d; i++)
+                if (mine) {
+                    sums[1] += flow[o * b->horizon * d + i];
+                    counts[1] += b->dof_mask[o * b->horizon * d + i] * (b->flow_loss_mask ? b->flow_loss_mask[o * b->horizon + i / d] : 1.0f);
+                }
+            for (int64_t i = b->offset[o] + 1; b->labels && i < b->offset[o + 1]; i++)
+                if (b->labels[i] >= 0 && ce && row < nc) {
+                    if (mine) {
+                        sums[0] += ce[row];
+                        counts[0]++;
+                    }
+                    row++;
+                }
+        }
+        for (int kind = 0; kind < 2; kind++) {
+            char output[160];
+            float *want;
+            snprintf(output, sizeof output, "channel.%s%s.sum", name, kind ? "_flow" : "");
+            VLA_TRY(vlai_parity_floats(k->arena, k->m->outputs, output, &want, NULL, err));
+            if (want)
+                vlai_parity_report(k->c, "channels", output, relative(sums[kind], want[0]), k->m->bound.act);
+            snprintf(output, sizeof output, "channel.%s%s.count", name, kind ? "_flow" : "");
+            VLA_TRY(vlai_parity_floats(k->arena, k->m->outputs, output, &want, NULL, err));
+            if (want)
+                vlai_parity_report(k->c, "channels", output, fabs(counts[kind] - want[0]), 0);
+        }
+    }
+    return VLA_OK;
+}
+
+/* Gradients of named activations get the name dact.X. */
+static void name_gradients(vla_graph *g)
+{
+    size_t values = g->n_gradient;
+    for (size_t v = 0; v < values; v++) {
+        const char *name = g->values[v].name;
+        vla_value dv = g->gradient[v];
+        if (!name || strncmp(name, "act.", 4) || dv == VLA_NONE)
+            continue;
+        char text[128];
+        snprintf(text, sizeof text, "d%s", name);
+        vla_graph_name(g, vla_scale(g, dv, 1.0), text);
+    }
+}
+
+static vla_status compare_activations(vlai_parity_case *c, const vlai_parity_model *m, const vlai_parity_batch *batch,
+                                      const json_t *names, vla_error *err)
+{
+    vlai_arena arena = {0};
+    vla_graph *g = NULL;
+    vla_plan *plan = NULL;
+    vla_run *run = NULL;
+    vlai_wallx_shape shape;
+    vlai_wallx_options options = {.activations = true};
+    vla_status status;
+    comparison k = {c, m, batch, NULL, &arena, vlai_calloc((size_t)batch->b.offset[batch->b.samples] + 1, 1)};
+    if (!k.ignored)
+        return vlai_nomem(err, (size_t)batch->length);
+    size_t index;
+    json_t *entry;
+    json_array_foreach(json_object_get(c->meta, "ignore_rows"), index, entry)
+        k.ignored[json_integer_value(json_array_get(entry, 0)) * batch->length + json_integer_value(json_array_get(entry, 1))] = 1;
+    VLA_TRY_GOTO(vlai_wallx_shape_of(&m->config, &m->tokens, &batch->b, false, &shape, err), done);
+    VLA_TRY_GOTO(vlai_wallx_build(&m->config, &shape, &options, &g, err), done);
+    VLA_TRY_GOTO(vla_graph_backward(g, vla_graph_find(g, "loss"), 1.0, err), done);
+    name_gradients(g);
+    vla_graph *taken = g;
+    g = NULL;
+    VLA_TRY_GOTO(build_run(m, taken, &plan, &run, err), done);
+    VLA_TRY_GOTO(vlai_wallx_fill(&m->config, &m->tokens, &shape, &batch->b, vlai_parity_find, run, err), done);
+    VLA_TRY_GOTO(vla_run_execute(run, err), done);
+    k.run = run;
+    VLA_TRY_GOTO(compare_scalar(&k, "loss", "loss", err), done);
+    VLA_TRY_GOTO(compare_scalar(&k, "flow_loss", "flow_loss", err), done);
+    VLA_TRY_GOTO(compare_scalar(&k, "cross_entropy_loss", "cross_entropy_loss", err), done);
+    VLA_TRY_GOTO(compare_channels(&k, names, err), done);
+    for (size_t i = 0; i < vlai_safetensors_count(m->outputs) && status == VLA_OK; i++) {
+        const vlai_tensor_view *view = vlai_safetensors_at(m->outputs, i);
+        if (!strncmp(view->name, "act.", 4) || !strncmp(view->name, "dact.", 5))
+            status = compare_activation(&k, view, err);
+    }
+done:
+    vla_run_destroy(run);
+    vla_plan_destroy(plan);
+    vla_graph_destroy(g);
+    vlai_free(k.ignored);
+    vlai_arena_fini(&arena);
+    return status;
+}
+
+/* ---- Steps ------------------------------------------------------------------------------------------------------ */
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Compares every tensor of a file with the store's tensor of that kind. */
+static vla_status compare_store(vlai_parity_case *c, const vlai_parity_model *m, const vlai_safetensors *st, vla_store_kind kind,
+                                double weight, vla_error *err)
+{
+    vlai_arena arena = {0};
+    bool gradients = kind == VLA_STORE_GRADIENT, bf16 = m->numerics != VLA_FP32;
+    size_t count = vlai_safetensors_count(st), compared = 0;
+    double largest = 0, *errors = vlai_arena_alloc(&arena, (count + 1) * sizeof *errors);
+    vla_status status = errors ? VLA_OK : vlai_nomem(err, count * sizeof *errors);
+    for (int pass = 0; pass < 2; pass++)
+        for (size_t i = 0; i < count && status == VLA_OK; i++) {
+            const vlai_tensor_view *view = vlai_safetensors_at(st, i);
+            vlai_arena one = {0};
+            float *want;
+            status = vlai_parity_floats(&one, st, view->name, &want, NULL, err);
+            double norm = 0;
+            for (int64_t e = 0; status == VLA_OK && e < view->elements; e++)
+                norm += (double)want[e] * want[e];
+            norm = sqrt(norm);
+            if (pass == 0) {
+                largest = norm > largest ? norm : largest;
+                vlai_arena_fini(&one);
+                continue;
+            }
+            int64_t index = vla_store_find(m->store, view->name);
+            float *got = status == VLA_OK ? vlai_arena_alloc(&one, (size_t)view->elements * sizeof *got + 1) : NULL;
+            if (index < 0 || !got) {
+                /* A statistic or an unused head that stands in the file only. */
+                vlai_arena_fini(&one);
+                continue;
+            }
+            vla_tensor t = vla_store_tensor(m->store, kind, (size_t)index);
+            if (!gradients)
+                vla_store_get_float(m->store, (size_t)index, 0, view->elements, got);
+            else
+                for (int64_t e = 0; e < view->elements; e++)
+                    got[e] = (float)weight * (t.dtype == VLA_F32 ? ((float *)t.data)[e] : vlai_bf16_to_float(((uint16_t *)t.data)[e]));
+            double error = vlai_parity_rel_l2(got, want, view->elements), bound = gradients ? m->bound.grads : m->bound.after;
+            if (gradients && norm < 1e-7 * largest) { /* too small for a relative measure */
+                double difference = 0;
+                for (int64_t e = 0; e < view->elements; e++)
+                    difference += ((double)got[e] - want[e]) * ((double)got[e] - want[e]);
+                error = largest > 0 ? sqrt(difference) / largest : sqrt(difference);
+                bound = 1e-8;
+            }
+            if (bf16)
+                bound = bf16_bound(c, gradients ? "grads" : "after_fsdp", "worst");
+            errors[compared++] = error;
+            vlai_parity_report(c, gradients ? "grads" : "after", view->name, error, bound);
+            vlai_arena_fini(&one);
+        }
+    if (status == VLA_OK && compared) {
+        qsort(errors, compared, sizeof *errors, by_value);
+        double median = errors[compared / 2];
+        if (bf16)
+            vlai_parity_report(c, gradients ? "grads_median" : "after_median", "median over tensors", median,
+                               bf16_bound(c, gradients ? "grads" : "after_fsdp", "median"));
+        else if (!gradients && m->bound.after_median > 0)
+            vlai_parity_report(c, "after_median", "median over tensors", median, m->bound.after_median);
+    }
+    vlai_arena_fini(&arena);
+    return status;
+}
+
+typedef struct {
+    vla_gradient_status *status;
+    double loss;
+} micro_result;
+
+static vla_status run_micro(vlai_parity_case *c, const vlai_parity_model *m, const char *prefix, int64_t micros, micro_result *out, vla_error *err)
+{
+    (void)c;
+    vlai_parity_batch batch;
+    VLA_TRY(vlai_parity_batch_read(m, prefix, &batch, err));
+    vla_graph *g = NULL;
+    vla_plan *plan = NULL;
+    vla_run *run = NULL;
+    vlai_wallx_shape shape;
+    vlai_wallx_options options = {.activations = false};
+    vla_status status;
+    VLA_TRY_GOTO(vlai_wallx_shape_of(&m->config, &m->tokens, &batch.b, false, &shape, err), done);
+    VLA_TRY_GOTO(vlai_wallx_build(&m->config, &shape, &options, &g, err), done);
+    VLA_TRY_GOTO(vlai_pass_narrow(g, NULL, err), done);
+    VLA_TRY_GOTO(vla_graph_backward(g, vla_graph_find(g, "loss"), 1.0 / (double)micros, err), done);
+    VLA_TRY_GOTO(vla_graph_store_gradients(g, m->store, micros > 1, out->status, err), done);
+    vla_graph *taken = g;
+    g = NULL;
+    VLA_TRY_GOTO(build_run(m, taken, &plan, &run, err), done);
+    VLA_TRY_GOTO(vlai_wallx_fill(&m->config, &m->tokens, &shape, &batch.b, vlai_parity_find, run, err), done);
+    VLA_TRY_GOTO(vla_run_execute(run, err), done);
+    out->loss = *(float *)vla_run_data(run, "loss");
+done:
+    vla_run_destroy(run);
+    vla_plan_destroy(plan);
+    vla_graph_destroy(g);
+    vlai_arena_fini(&batch.arena);
+    return status;
+}
+
+static vla_status update(const vlai_parity_model *m, const vla_gradient_status *gradients, int64_t step, double *norm, vla_error *err)
+{
+    vla_adamw_options options = vlai_settings_adamw(m->train);
+    vla_graph *g;
+    vla_plan *plan = NULL;
+    vla_run *run = NULL;
+    VLA_TRY(vla_graph_adamw(m->store, gradients, &options, &g, err));
+    vla_status status = build_run(m, g, &plan, &run, err);
+    if (status == VLA_OK) {
+        vlai_settings_hyper(m->train, step, step, vla_run_data(run, "hyper"));
+        status = vla_run_execute(run, err);
+        *norm = *(double *)vla_run_data(run, "clip");
+    }
+    vla_run_destroy(run);
+    vla_plan_destroy(plan);
+    return status;
+}
+
+/* Tensors without a gradient must be known as such, and the exactly zero ones too. */
+static void compare_statuses(vlai_parity_case *c, const vlai_parity_model *m, const vla_gradient_status *status)
+{
+    static const struct { const char *key; vla_gradient_status wanted; } lists[] = {{"no_grad", VLA_GRADIENT_NONE}, {"zero_grad", VLA_GRADIENT_ZERO}};
+    for (int l = 0; l < 2; l++) {
+        size_t i;
+        json_t *name;
+        json_array_foreach(json_object_get(c->meta, lists[l].key), i, name) {
+            int64_t index = vla_store_find(m->store, json_string_value(name));
+            if (index < 0)
+                continue;
+            /* A computed gradient of exact zeros is as good as a declared one. */
+            bool good = status[index] == lists[l].wanted || (l == 1 && status[index] == VLA_GRADIENT_SOME);
+            vlai_parity_report(c, lists[l].key, json_string_value(name), good ? 0 : 1, 0);
+        }
+    }
+}
+
+static vla_status run_steps(vlai_parity_case *c, vlai_parity_model *m, vla_error *err)
+{
+    const json_t *steps = json_object_get(c->meta, "steps"), *batches = json_object_get(c->meta, "batches");
+    vla_gradient_status *status = vlai_calloc(vla_store_count(m->store) + 1, sizeof *status);
+    if (!status)
+        return vlai_nomem(err, vla_store_count(m->store) * sizeof *status);
+    vla_status result = VLA_OK;
+    for (size_t s = 0; s < json_array_size(steps) && result == VLA_OK; s++) {
+        const json_t *step = json_array_get(steps, s), *micros = json_object_get(step, "batches");
+        int64_t n = (int64_t)json_array_size(micros);
+        double loss = 0, norm = 0;
+        char label[48];
+        vla_store_zero_gradients(m->store);
+        memset(status, 0, vla_store_count(m->store) * sizeof *status);
+        for (int64_t k = 0; k < n && result == VLA_OK; k++) {
+            const json_t *batch = json_array_get(batches, (size_t)json_integer_value(json_array_get(micros, (size_t)k)));
+            micro_result micro = {.status = status};
+            result = run_micro(c, m, json_string_value(json_object_get(batch, "prefix")), n, &micro, err);
+            loss += micro.loss / (double)n;
+        }
+        if (result != VLA_OK)
+            break;
+        if (s == 0) {
+            vlai_safetensors *grads;
+            result = vlai_parity_open(c, "grads.safetensors", &grads, err);
+            if (result == VLA_OK)
+                result = compare_store(c, m, grads, VLA_STORE_GRADIENT, 1.0, err);
+            if (result == VLA_OK)
+                vlai_safetensors_close(grads);
+            compare_statuses(c, m, status);
+        }
+        if (result == VLA_OK)
+            result = update(m, status, (int64_t)s, &norm, err);
+        snprintf(label, sizeof label, "step %zu", s);
+        bool bf16 = m->numerics != VLA_FP32;
+        double wanted_loss = json_number_value(json_object_get(step, "loss"));
+        vlai_parity_report(c, "step_loss", label, relative(loss, wanted_loss), bf16 ? fmax(0.02, bf16_bound(c, "loss", NULL)) : m->bound.step_loss);
+        if (!bf16)
+            vlai_parity_report(c, "grad_norm", label, relative(norm, json_number_value(json_object_get(step, "grad_norm"))), m->bound.grad_norm);
+    }
+    vlai_safetensors *after = NULL;
+    char path[4096];
+    if (result == VLA_OK && vlai_parity_path(c, "after.safetensors", path, sizeof path, NULL) == VLA_OK &&
+        vlai_safetensors_open(path, &after, NULL) == VLA_OK)
+        result = compare_store(c, m, after, VLA_STORE_WEIGHT, 1.0, err);
+    vlai_safetensors_close(after);
+    vlai_free(status);
+    return result;
+}
+
+vla_status vlai_parity_policy(vlai_parity_case *c, vla_error *err)
+{
+    const json_t *batches = json_object_get(c->meta, "batches"), *first = json_array_get(batches, 0);
+    bool accumulate = json_array_size(json_object_get(json_array_get(json_object_get(c->meta, "steps"), 0), "batches")) > 1;
+    vlai_parity_model m;
+    vlai_parity_batch batch = {0};
+    if (!first)
+        return vlai_fail(err, VLA_E_FORMAT, "case.json: no batches");
+    vla_status status = vlai_parity_model_open(c, true, accumulate, &m, err);
+    if (status == VLA_OK)
+        status = vlai_parity_batch_read(&m, json_string_value(json_object_get(first, "prefix")), &batch, err);
+    if (status == VLA_OK && m.numerics == VLA_FP32)
+        status = compare_activations(c, &m, &batch, json_object_get(first, "dataset_names"), err);
+    if (status == VLA_OK)
+        status = run_steps(c, &m, err);
+    vlai_arena_fini(&batch.arena);
+    vlai_parity_model_close(&m);
+    return status;
+}
