@@ -155,13 +155,14 @@ typedef struct {
     vla_value x_t, flow, mask, target;
     vla_value embedding; /* [R, A] precise */
     vla_value condition; /* [samples, A] of adaRMS, or none */
+    vla_value sample_of_row; /* [R] */
 } actions;
 
 static actions embed_actions(builder *b)
 {
     vla_graph *g = b->g;
     int64_t rows = b->s->samples * b->s->horizon, d = b->c->action_dim, width = b->c->action_hidden_size;
-    actions a = {.condition = VLA_NONE};
+    actions a = {.condition = VLA_NONE, .sample_of_row = ints(b, "sample_of_row", rows, -1)};
     a.target = reals(b, "action", rows, d);
     a.mask = reals(b, "dof_mask", rows, d);
     vla_value noise = reals(b, "noise", rows, d), t = reals(b, "t", b->s->samples, -1);
@@ -182,7 +183,7 @@ static actions embed_actions(builder *b)
         a.condition = vla_silu(g, m);
         a.embedding = z;
     } else {
-        vla_value tau_rows = vla_gather_rows(g, tau, ints(b, "sample_of_row", rows, -1), -1);
+        vla_value tau_rows = vla_gather_rows(g, tau, a.sample_of_row, -1);
         z = linear(b, VLA_PRECISE, "action_preprocessor.w2", vla_concat_cols(g, 2, (vla_value[]){z, tau_rows}), width, false);
         act(b, z, "action.w2");
         a.embedding = linear(b, VLA_PRECISE, "action_preprocessor.w3", vla_silu(g, z), width, false);
@@ -231,7 +232,7 @@ static normed expert_norm(builder *b, const char *prefix, int expert, vla_value 
     vla_value parts[3];
     snprintf(name, sizeof name, "%s.%d.dense", prefix, expert);
     vla_value m = linear(b, VLA_PRECISE, name, a->condition, 3 * width, true);
-    vla_split_cols(g, vla_gather_rows(g, m, vla_graph_find(g, "sample_of_row"), -1), 3, (int64_t[]){width, width, width}, parts);
+    vla_split_cols(g, vla_gather_rows(g, m, a->sample_of_row, -1), 3, (int64_t[]){width, width, width}, parts);
     vla_value n = vla_rms_norm(g, vla_cast(g, x, VLA_PRECISE), VLA_NONE, b->c->rms_norm_eps);
     n = vla_add(g, vla_add(g, n, vla_mul(g, n, parts[0])), parts[1]);
     return (normed){vla_cast(g, n, VLA_COMPUTE), parts[2]};

@@ -107,6 +107,14 @@ typedef void *(*vlai_wallx_find)(void *user, const char *name);
 vla_status vlai_wallx_fill(const vlai_wallx_config *config, const vlai_wallx_tokens *tokens, const vlai_wallx_shape *shape,
                            const vlai_wallx_batch *batch, vlai_wallx_find find, void *user, vla_error *err);
 
+/* The inputs of the tower alone. */
+void vlai_wallx_fill_vision(const vlai_wallx_config *config, const vlai_wallx_shape *shape, const vlai_wallx_batch *batch,
+                            vlai_wallx_find find, void *user);
+/* M-RoPE positions of the tokens first..end-1 of one sample: text counts up, a picture spans rows and columns, pads get 1.
+ * `image` counts the pictures of the batch so far. Axis k goes to pos + k*n, at the tokens' places. */
+void vlai_wallx_positions(const vlai_wallx_config *config, const vlai_wallx_batch *batch, int64_t first, int64_t end,
+                          int64_t *image, int32_t *pos, int64_t n);
+
 /* Euler sampling of actions (vla predict): prefix once, then the action rows against the kept prefix. */
 typedef struct vlai_wallx_sampler vlai_wallx_sampler;
 vla_status vlai_wallx_sampler_create(const vlai_wallx_config *config, vla_store *store, vla_executor *executor,

@@ -205,9 +205,8 @@ static void fill_vision(const vlai_wallx_config *c, const vlai_wallx_shape *shap
 
 /* ---- Token tables --------------------------------------------------------------------------------------------- */
 
-/* M-RoPE positions of one sample: text counts up, a picture spans rows and columns, pads get 1. */
-static void fill_positions(const vlai_wallx_config *c, const vlai_wallx_batch *b, int64_t first, int64_t end, int64_t *image,
-                           int32_t *pos, int64_t n)
+void vlai_wallx_positions(const vlai_wallx_config *c, const vlai_wallx_batch *b, int64_t first, int64_t end,
+                          int64_t *image, int32_t *pos, int64_t n)
 {
     int64_t next = 0, left = 0, start = 0, gw = 1, done = 0, advance = 0;
     for (int64_t i = first; i < end; i++) {
@@ -284,7 +283,7 @@ static vla_status fill_tokens(const vlai_wallx_config *c, const vlai_wallx_token
         int64_t first = b->offset[s], end = b->offset[s + 1];
         for (int64_t i = first; i < end; i++)
             is_action[i] = b->ids[i] == tokens->action;
-        fill_positions(c, b, first, end, &image, my_pos, n);
+        vlai_wallx_positions(c, b, first, end, &image, my_pos, n);
         if (b->ar_predict_token_positions)
             vlai_wallx_shift_positions(is_action + first, b->ar_predict_token_positions + first, end - first, my_pos + first, n);
         vlai_wallx_mask_sample sample = {end - first, is_action + first, part(b->padding_positions, first),
@@ -387,6 +386,13 @@ static void fill_actions(const vlai_wallx_config *c, const vlai_wallx_shape *sha
         memcpy(state + s * 2 * c->propri_dim, b->state + s * c->propri_dim, (size_t)c->propri_dim * sizeof *state);
         memcpy(state + (s * 2 + 1) * c->propri_dim, b->state_mask + s * c->propri_dim, (size_t)c->propri_dim * sizeof *state);
     }
+}
+
+void vlai_wallx_fill_vision(const vlai_wallx_config *config, const vlai_wallx_shape *shape, const vlai_wallx_batch *batch,
+                            vlai_wallx_find find, void *user)
+{
+    target t = {find, user};
+    fill_vision(config, shape, batch, &t);
 }
 
 vla_status vlai_wallx_fill(const vlai_wallx_config *config, const vlai_wallx_tokens *tokens, const vlai_wallx_shape *shape,

@@ -2,6 +2,7 @@
 #ifndef VLAI_PARITY_MODEL_H
 #define VLAI_PARITY_MODEL_H
 
+#include "base/memory.h"
 #include "model/wallx.h"
 #include "parity/parity.h"
 
@@ -21,12 +22,12 @@ vla_status vlai_parity_model_open(vlai_parity_case *c, bool with_weights, bool a
 void vlai_parity_model_close(vlai_parity_model *m);
 
 /* One micro-batch out of inputs.safetensors; everything lies in one arena. */
-typedef struct vlai_parity_batch {
+typedef struct vlai_parity_micro {
     vlai_wallx_batch b;
     vlai_arena arena;
     int64_t length; /* S */
-} vlai_parity_batch;
-vla_status vlai_parity_batch_read(const vlai_parity_model *m, const char *prefix, vlai_parity_batch *out, vla_error *err);
+} vlai_parity_micro;
+vla_status vlai_parity_micro_read(const vlai_parity_model *m, const char *prefix, vlai_parity_micro *out, vla_error *err);
 
 /* A tensor of a file as float (ints converted); *out from the arena. NULL when absent. */
 vla_status vlai_parity_floats(vlai_arena *arena, const vlai_safetensors *st, const char *name, float **out,

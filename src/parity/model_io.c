@@ -180,9 +180,9 @@ static const uint8_t *flags(reader *r, const char *name)
     return out;
 }
 
-vla_status vlai_parity_batch_read(const vlai_parity_model *m, const char *prefix, vlai_parity_batch *out, vla_error *err)
+vla_status vlai_parity_micro_read(const vlai_parity_model *m, const char *prefix, vlai_parity_micro *out, vla_error *err)
 {
-    *out = (vlai_parity_batch){0};
+    *out = (vlai_parity_micro){0};
     reader r = {m, prefix, &out->arena, err, VLA_OK};
     vlai_wallx_batch *b = &out->b;
     const vlai_tensor_view *ids = look(&r, "input_ids"), *grid = look(&r, "image_grid_thw"), *mask = look(&r, "dof_mask");
