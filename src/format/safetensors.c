@@ -23,6 +23,7 @@ enum { HEADER_LIMIT = 100000000, PATH_SIZE = 4096 };
 typedef struct file {
     char *path; /* in the arena */
     vlai_map map;
+    bool borrowed; /* the memory is the caller's */
 } file;
 
 typedef struct pair {
@@ -225,14 +226,18 @@ static vla_status read_entries(vlai_safetensors *st, const char *path, json_t *h
     return check_layout(st->views ? st->views + first : NULL, st->view_count - first, path, data, data_size, err);
 }
 
-static vla_status add_file(vlai_safetensors *st, const char *name, vla_error *err)
+/* Takes the file `name` in: from `memory`, or mapped when that is NULL. */
+static vla_status add_contents(vlai_safetensors *st, const char *name, const vlai_map *memory, vla_error *err)
 {
     VLA_TRY(vlai_reserve((void **)&st->files, &st->file_capacity, st->file_count, sizeof *st->files, err));
     file *f = &st->files[st->file_count];
-    *f = (file){.path = vlai_arena_strdup(&st->arena, name)};
+    *f = (file){.path = vlai_arena_strdup(&st->arena, name), .borrowed = memory != NULL};
     if (!f->path)
         return vlai_nomem(err, strlen(name));
-    VLA_TRY(vlai_map_open(name, &f->map, err));
+    if (memory)
+        f->map = *memory;
+    else
+        VLA_TRY(vlai_map_open(name, &f->map, err));
     st->file_count++;
 
     if (f->map.size < 8)
@@ -256,6 +261,11 @@ static vla_status add_file(vlai_safetensors *st, const char *name, vla_error *er
         read_entries(st, f->path, header, f->map.data + 8 + length, f->map.size - 8 - (size_t)length, err);
     json_decref(header);
     return status;
+}
+
+static vla_status add_file(vlai_safetensors *st, const char *name, vla_error *err)
+{
+    return add_contents(st, name, NULL, err);
 }
 
 /* ---- sets of files ---- */
@@ -359,6 +369,18 @@ static vla_status add_directory(vlai_safetensors *st, const char *dir, vla_error
     return status;
 }
 
+static vla_status finish(vlai_safetensors *st, vla_status status, vlai_safetensors **out, vla_error *err)
+{
+    if (status == VLA_OK && !st->slots)
+        status = build_table(st, err);
+    if (status != VLA_OK) {
+        vlai_safetensors_close(st);
+        return status;
+    }
+    *out = st;
+    return VLA_OK;
+}
+
 vla_status vlai_safetensors_open(const char *path, vlai_safetensors **out, vla_error *err)
 {
     *out = NULL;
@@ -372,14 +394,18 @@ vla_status vlai_safetensors_open(const char *path, vlai_safetensors **out, vla_e
         status = add_index(st, path, err);
     else
         status = add_file(st, path, err);
-    if (status == VLA_OK && !st->slots)
-        status = build_table(st, err);
-    if (status != VLA_OK) {
-        vlai_safetensors_close(st);
-        return status;
-    }
-    *out = st;
-    return VLA_OK;
+    return finish(st, status, out, err);
+}
+
+vla_status vlai_safetensors_open_memory(const void *data, size_t size, const char *name, vlai_safetensors **out,
+                                        vla_error *err)
+{
+    *out = NULL;
+    vlai_safetensors *st = vlai_calloc(1, sizeof *st);
+    if (!st)
+        return vlai_nomem(err, sizeof *st);
+    const vlai_map memory = {data, size};
+    return finish(st, add_contents(st, name, &memory, err), out, err);
 }
 
 void vlai_safetensors_close(vlai_safetensors *st)
@@ -387,7 +413,8 @@ void vlai_safetensors_close(vlai_safetensors *st)
     if (!st)
         return;
     for (size_t i = 0; i < st->file_count; i++)
-        vlai_map_close(&st->files[i].map);
+        if (!st->files[i].borrowed)
+            vlai_map_close(&st->files[i].map);
     vlai_free(st->files);
     vlai_free(st->views);
     vlai_free(st->metadata);

@@ -222,9 +222,9 @@ static void put_json(vlai_text *text, const vlai_yaml *node)
         if (isfinite(node->real))
             vlai_text_real(text, node->real);
         else
-            vlai_text_json(text, node->text);
+            vlai_text_puts(text, node->text);
         break;
-    case VLAI_YAML_TEXT: vlai_text_json(text, node->text); break;
+    case VLAI_YAML_TEXT: vlai_config_put_text(text, node->text); break;
     case VLAI_YAML_LIST:
     case VLAI_YAML_MAP:
         vlai_text_puts(text, node->type == VLAI_YAML_MAP ? "{" : "[");

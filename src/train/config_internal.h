@@ -71,6 +71,8 @@ const char *vlai_config_wanted(const option *o, char *buffer, size_t size);
 /* The explanation of the row: of a CHOICE what stands behind its names. */
 const char *vlai_config_explain(const option *o);
 
+/* A text as JSON that reads back as itself: "${" is written "$${", because reading replaces variables. */
+void vlai_config_put_text(vlai_text *out, const char *text);
 vla_status vlai_config_notice(vlai_config *config, vla_error *err, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 /* True when the value is that of the table. */

@@ -21,6 +21,25 @@ static bool is_alias(const vlai_config *c, const section *s, const option *o)
     return !*s->path && strcmp(o->key, "model_type") && strcmp(o->key, "eval_batch_size_per_gpu");
 }
 
+void vlai_config_put_text(vlai_text *out, const char *text)
+{
+    if (!strstr(text, "${")) {
+        vlai_text_json(out, text);
+        return;
+    }
+    vlai_text escaped = {0};
+    for (const char *c = text; *c; c++) {
+        if (c[0] == '$' && c[1] == '{')
+            vlai_text_put(&escaped, "$", 1);
+        vlai_text_put(&escaped, c, 1);
+    }
+    if (escaped.failed)
+        out->failed = true;
+    else
+        vlai_text_json(out, escaped.data);
+    vlai_text_fini(&escaped);
+}
+
 static void put_map(vlai_text *t, size_t count, const char *const *names, const option *o, const void *values)
 {
     vlai_text_puts(t, "{");
@@ -33,7 +52,7 @@ static void put_map(vlai_text *t, size_t count, const char *const *names, const 
         else if (o->kind == KIND_WEIGHTS)
             vlai_text_real(t, ((const double *)values)[i]);
         else
-            vlai_text_json(t, ((const char *const *)values)[i]);
+            vlai_config_put_text(t, ((const char *const *)values)[i]);
     }
     vlai_text_puts(t, "}");
 }
@@ -43,7 +62,7 @@ static void put_texts(vlai_text *t, const vlai_texts *texts)
     vlai_text_puts(t, "[");
     for (size_t i = 0; i < texts->count; i++) {
         vlai_text_puts(t, i ? ", " : "");
-        vlai_text_json(t, texts->values[i]);
+        vlai_config_put_text(t, texts->values[i]);
     }
     vlai_text_puts(t, "]");
 }
@@ -51,7 +70,7 @@ static void put_texts(vlai_text *t, const vlai_texts *texts)
 static void put_text_or_null(vlai_text *t, const char *text)
 {
     if (text)
-        vlai_text_json(t, text);
+        vlai_config_put_text(t, text);
     else
         vlai_text_puts(t, "null");
 }
@@ -102,7 +121,7 @@ static void put_value(vlai_text *t, const option *o, const void *field)
         vlai_text_puts(t, "[");
         for (size_t i = 0; i < g->count; i++) {
             vlai_text_puts(t, i ? ", {\"name\": " : "{\"name\": ");
-            vlai_text_json(t, g->groups[i].name);
+            vlai_config_put_text(t, g->groups[i].name);
             vlai_text_puts(t, ", \"lr\": ");
             vlai_text_real(t, g->groups[i].lr);
             vlai_text_puts(t, ", \"include\": ");

@@ -322,12 +322,12 @@ static void dump_is_a_configuration(void **state)
     static const char *const files[] = {"configs/libero.yml", "configs/libero_local_perf.yml"};
     const char *more[] = {"--hyperparams.optimizer.action_expert_learning_rate=0.003", "--data.priority_order={a: 0.25}",
                           "--data.lerobot_config.episodes=[3, 0]", "--data.camera_name_mapping={face_view: \"front \\\"x\\\"\"}",
-                          "--dataset_path={a: [1, null, .5, yes]}", "--hyperparams.optimizer.learning_rate=0.1"};
+                          "--dataset_path={a: [1, null, .5, yes, .inf, '$${x}']}", "--hyperparams.optimizer.learning_rate=0.1", "--logging.log_name=$$$${y"};
     for (size_t i = 0; i < 2; i++) {
         vlai_config *a, *b;
         char *first, *second, path[4096];
         snprintf(path, sizeof path, VLA_TEST_ROOT "/%s", files[i]);
-        assert_ok(vlai_config_load(path, more, 6, &a, &err), err);
+        assert_ok(vlai_config_load(path, more, 7, &a, &err), err);
         assert_ok(vlai_config_dump(a, &first, &err), err);
         assert_non_null(strstr(first, "\"learning_rate\": 0.1,"));
         assert_ok(vlai_config_save(a, "test_config.json", &err), err);
@@ -337,6 +337,8 @@ static void dump_is_a_configuration(void **state)
         assert_string_equal(first, second);
         assert_int_equal(b->notice_count, 0);
         assert_string_equal(b->data.camera_name_mapping.values[0], "front \"x\"");
+        assert_string_equal(b->logging.log_name, "$$${y");
+        assert_string_equal(b->top.dataset_path, "{\"a\": [1, null, 0.5, true, .inf, \"$${x}\"]}");
         vlai_free(first);
         vlai_free(second);
         vlai_config_destroy(a);
