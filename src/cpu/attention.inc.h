@@ -125,9 +125,9 @@ VLAI_CLONES static real L(softmax_row)(real *s, const real *mask, int64_t width,
     }
     for (j = 0; j < width; j++)
         s[j] = EXP(s[j] - best);
-    double sum;
-    VLAI_SUM(sum, width, s[i]);
-    return (real)sum;
+    real sum;
+    VLAI_SUM_AS(real, sum, width, s[i]);
+    return sum;
 }
 
 /* Queries first..first+n-1, which may see `keys`, of one head. Scratch: mask, scores [queries block, keys block], and the
@@ -211,9 +211,9 @@ VLAI_CLONES static void L(attention_grad_row)(real *s, const real *mask, real *d
 
 VLAI_CLONES static real L(dot)(const real *a, const real *b, int64_t n)
 {
-    double sum;
-    VLAI_SUM(sum, n, (double)a[i] * (double)b[i]);
-    return (real)sum;
+    real sum;
+    VLAI_SUM_AS(real, sum, n, a[i] * b[i]);
+    return sum;
 }
 
 static void L(attention_grad_group)(const L(attention_job) *job, int64_t first, int64_t n, vlai_span keys, int head,

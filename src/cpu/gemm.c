@@ -26,15 +26,17 @@ static int64_t round_up(int64_t n, int64_t unit)
  * in order. */
 vlai_gemm_grid vlai_gemm_grid_of(int64_t m, int64_t n, int64_t k)
 {
-    enum { TILE_WORK = 1 << 21, MAX_COLS = 1024, MAX_ROWS = 512, ROW_UNIT = 32, MIN_DEPTH = 256, MAX_PARTS = 16 };
+    enum { TILE_WORK = 1 << 21, MAX_COLS = 1024, MAX_ROWS = 512, MIN_ROWS = 96, ROW_UNIT = 32, MIN_DEPTH = 256, MAX_PARTS = 16 };
     vlai_gemm_grid grid = {.rows = m, .cols = n, .depth = k};
     if ((double)m * (double)n * (double)k > TILE_WORK) {
         grid.cols = n < MAX_COLS ? n : MAX_COLS;
         double rows = (double)TILE_WORK / ((double)grid.cols * (double)k);
         grid.rows = rows < MAX_ROWS ? round_up((int64_t)rows + 1, ROW_UNIT) : MAX_ROWS;
+        if (grid.rows < MIN_ROWS && m >= 4 * MIN_ROWS)
+            grid.rows = MIN_ROWS; /* packing the right-hand matrix costs as much as 30 rows or so */
         if (grid.rows > m)
             grid.rows = m;
-        if (vlai_tiles(m, grid.rows) * vlai_tiles(n, grid.cols) <= 8 && m * n <= 1 << 18 && k >= 2 * MIN_DEPTH &&
+        if (vlai_tiles(m, grid.rows) * vlai_tiles(n, grid.cols) <= 4 && m * n <= 1 << 18 && k >= 2 * MIN_DEPTH &&
             k >= m && k >= n) {
             grid.rows = m;
             grid.cols = n;

@@ -79,20 +79,21 @@ static inline float vlai_round_bf16(float x)
     return vlai_bf16_to_float(vlai_bf16_from_float(x));
 }
 
-/* result = sum over i in 0..n-1 of `term` (an expression of i), in double. Eight running sums, added pairwise at the
- * end: the order is fixed by n. */
-#define VLAI_SUM(result, n, term)                                                                                \
+/* result = sum over i in 0..n-1 of `term` (an expression of i), in double or another type. Eight
+ * running sums, added pairwise at the end: the order is fixed by n. */
+#define VLAI_SUM(result, n, term) VLAI_SUM_AS(double, result, n, term)
+#define VLAI_SUM_AS(type, result, n, term)                                                                       \
     do {                                                                                                         \
-        double lane_[8] = {0};                                                                                   \
+        type lane_[8] = {0};                                                                                     \
         int64_t n_ = (n), base_ = 0;                                                                             \
         for (; base_ + 8 <= n_; base_ += 8)                                                                      \
             for (int l_ = 0; l_ < 8; l_++) {                                                                     \
                 int64_t i = base_ + l_;                                                                          \
-                lane_[l_] += (double)(term);                                                                     \
+                lane_[l_] += (type)(term);                                                                       \
             }                                                                                                    \
         for (int l_ = 0; base_ < n_; base_++, l_++) {                                                            \
             int64_t i = base_;                                                                                   \
-            lane_[l_] += (double)(term);                                                                         \
+            lane_[l_] += (type)(term);                                                                           \
         }                                                                                                        \
         result = ((lane_[0] + lane_[1]) + (lane_[2] + lane_[3])) + ((lane_[4] + lane_[5]) + (lane_[6] + lane_[7])); \
     } while (0)
