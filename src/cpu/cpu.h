@@ -2,9 +2,9 @@
  *
  * Each kernel is written once, in terms of `real`, and compiled for float and for double (cpu/instantiate.h). Floating
  * operands of a call are all `real`: the executor widens bf16 operands before the call and rounds results after it.
- * Integers are int32_t, pictures uint8_t; rstd, lse, loss and count results are `real` too. Raw ops (vlai_cpu_is_raw) are
- * the exception: copy, accumulate, sum_squares, clip_factor and adamw take every operand as it is stored and look at its
- * dtype (F32, F64 or BF16 for parameters, gradients and moments; F64 for norms and hyper; U16 for the low bits).
+ * Integers are int32_t, pictures uint8_t; rstd, lse, loss and count results are `real` too. Raw ops (vlai_op_is_raw in
+ * exec/plan.h) are the exception: copy, accumulate, sum_squares, clip_factor and adamw take every operand as it is stored
+ * and look at its dtype (F32, F64 or BF16 for parameters, gradients and moments; F64 for norms and hyper; U16 for the low bits).
  *
  * Work is cut into tiles by shape alone and shared out by the pool, so that bits do not depend on the thread count; sums
  * run in a fixed order. A kernel allocates nothing: scratch comes from the call, as large as the op's cost row asked. */
@@ -33,13 +33,6 @@ typedef struct vlai_cpu_call {
     void *thread_workspace; /* thread t's part starts at t * workspace_per_thread */
     size_t workspace_per_thread;
 } vlai_cpu_call;
-
-/* The op's kernel takes operands as they are stored: the executor neither widens nor rounds them. */
-static inline bool vlai_cpu_is_raw(vlai_op op)
-{
-    return op == VLAI_OP_copy || op == VLAI_OP_accumulate || op == VLAI_OP_sum_squares || op == VLAI_OP_clip_factor ||
-           op == VLAI_OP_adamw;
-}
 
 VLA_END_DECLS
 

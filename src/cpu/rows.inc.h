@@ -33,21 +33,22 @@ static void L(copy_elements)(const vlai_cpu_call *call, real *to, const real *fr
 }
 
 /* Rows of reals, or of int32 (index tables). */
+/* Also for integers: gathered positions and masks. */
 static void L(gather_rows_tile)(void *context, int64_t tile, int thread)
 {
     (void)thread;
     const vlai_cpu_call *call = context;
     int64_t cols = vlai_cols(&call->out[0]), table = vlai_rows(&call->in[0]);
-    size_t bytes = (size_t)cols * (call->in[0].dtype == VLA_I32 ? sizeof(int32_t) : sizeof(real));
+    int64_t bytes = cols * (int64_t)(call->in[0].dtype == VLA_I32 ? sizeof(int32_t) : sizeof(real));
     const char *x = call->in[0].data;
     const int32_t *index = call->in[1].data;
     char *y = call->out[0].data;
     vlai_span span = vlai_span_of(tile, vlai_tile_rows(cols), vlai_rows(&call->out[0]));
     for (int64_t row = span.first; row < span.end; row++) {
         if (index[row] >= 0 && index[row] < table)
-            memcpy(y + (size_t)row * bytes, x + (size_t)index[row] * bytes, bytes);
+            memcpy(y + row * bytes, x + index[row] * bytes, (size_t)bytes);
         else
-            memset(y + (size_t)row * bytes, 0, bytes);
+            memset(y + row * bytes, 0, (size_t)bytes);
     }
 }
 

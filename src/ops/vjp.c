@@ -134,10 +134,16 @@ VJP(gather_rows)
         dx[0] = vlai_graph_op(g, VLAI_OP_scatter_add_rows, OPS(dy[0], node->inputs[1]), &attrs);
 }
 
+/* Rows whose index is `skip` were not added: the gradient of that row of the sum is taken away first. */
 VJP(scatter_add_rows)
 {
-    if (need[0])
-        dx[0] = vla_gather_rows(g, dy[0], node->inputs[1], node->attrs.rows.skip);
+    int64_t rows = node->attrs.rows.rows, skip = node->attrs.rows.skip;
+    vla_value d = dy[0];
+    if (!need[0])
+        return;
+    if (skip >= 0 && skip < rows)
+        d = vla_sub(g, d, vla_pad_rows(g, vla_slice_rows(g, d, skip, 1), skip, rows));
+    dx[0] = vla_gather_rows(g, d, node->inputs[1], -1);
 }
 
 VJP(put_rows)

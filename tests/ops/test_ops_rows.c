@@ -55,6 +55,27 @@ static void test_indexed(void **state)
     }
 }
 
+/* Integer tables are gathered too: positions as a vector, key ranges as pairs. */
+static void test_gather_integers(void **state)
+{
+    (void)state;
+    int32_t table[6] = {10, 11, 20, 21, 30, 31}, index[4] = {2, 0, -1, 1};
+    for (int64_t cols = 1; cols <= 2; cols++)
+        for (int wide = 0; wide < 2; wide++) {
+            int32_t got[9] = {0};
+            got[4 * cols] = 77;
+            vlai_node node = {.op = VLAI_OP_gather_rows, .attrs.rows.skip = -1};
+            vlai_cpu_call call = {.node = &node,
+                                  .in = {{table, VLA_I32, (int)cols, {3, cols}, 3 * cols}, {index, VLA_I32, 1, {4}, 4}},
+                                  .out[0] = {got, VLA_I32, (int)cols, {4, cols}, 4 * cols}};
+            (wide ? vlai_cpu_gather_rows_double : vlai_cpu_gather_rows_float)(&call);
+            for (int64_t i = 0; i < 4; i++)
+                for (int64_t k = 0; k < cols; k++)
+                    assert_int_equal(got[i * cols + k], index[i] < 0 ? 0 : table[index[i] * cols + k]);
+            assert_int_equal(got[4 * cols], 77);
+        }
+}
+
 static void test_merge(void **state)
 {
     (void)state;
@@ -164,8 +185,8 @@ static void test_expand(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_indexed), cmocka_unit_test(test_merge),  cmocka_unit_test(test_columns),
-        cmocka_unit_test(test_ranges),  cmocka_unit_test(test_expand),
+        cmocka_unit_test(test_indexed), cmocka_unit_test(test_gather_integers), cmocka_unit_test(test_merge),
+        cmocka_unit_test(test_columns), cmocka_unit_test(test_ranges),          cmocka_unit_test(test_expand),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
