@@ -29,6 +29,8 @@ typedef struct encoder {
     candidate *heap;
     size_t heap_count, heap_capacity;
     vlai_ids *out;
+    tokenizer_piece_fn piece; /* NULL: merge */
+    void *user;
 } encoder;
 
 size_t vlai_utf8_check(const char *text, size_t size)
@@ -275,6 +277,8 @@ static vla_status whole_piece(encoder *e, const char *text, size_t size, bool *f
 static vla_status encode_piece(encoder *e, const char *text, size_t size, vla_error *err)
 {
     const vlai_tokenizer *tok = e->tok;
+    if (e->piece)
+        return e->piece(e->user, text, size, err);
     if (size == 1 && tok->byte_id[(uint8_t)*text] >= 0)
         return vlai_ids_push(e->out, tok->byte_id[(uint8_t)*text], err);
     uint64_t hash = 0;
@@ -388,26 +392,42 @@ static vla_status cut(encoder *e, bool raw, const char *text, size_t size, vla_e
     return between(e, raw, text + done, size - done, err);
 }
 
-vla_status vlai_tokenizer_encode(const vlai_tokenizer *tok, const char *text, size_t size, vlai_ids *out, vla_error *err)
+static vla_status run(encoder *e, const char *text, size_t size, vla_error *err)
 {
+    const vlai_tokenizer *tok = e->tok;
     size_t valid = vlai_utf8_check(text, size);
     if (valid != size)
         return vlai_fail(err, VLA_E_INVALID, "text to tokenise is not valid UTF-8 at byte %zu (0x%02x): '%.*s...'", valid,
                          (uint8_t)text[valid], (int)(valid < 60 ? valid : 60), text);
-    encoder e = {.tok = tok, .out = out};
     vla_status status = VLA_OK;
     for (int i = 0; i < tok->split_count; i++) {
-        e.matches[i] = pcre2_match_data_create(1, tok->general);
-        if (!e.matches[i]) {
+        e->matches[i] = pcre2_match_data_create(1, tok->general);
+        if (!e->matches[i]) {
             status = vlai_nomem(err, 64);
             goto done;
         }
     }
-    status = cut(&e, true, text, size, err);
+    status = cut(e, true, text, size, err);
 done:
     for (int i = 0; i < tok->split_count; i++)
-        pcre2_match_data_free(e.matches[i]);
-    vlai_free(e.symbols);
-    vlai_free(e.heap);
+        pcre2_match_data_free(e->matches[i]);
+    vlai_free(e->symbols);
+    vlai_free(e->heap);
+    return status;
+}
+
+vla_status vlai_tokenizer_encode(const vlai_tokenizer *tok, const char *text, size_t size, vlai_ids *out, vla_error *err)
+{
+    encoder e = {.tok = tok, .out = out};
+    return run(&e, text, size, err);
+}
+
+vla_status vlai_tokenizer_pieces(const vlai_tokenizer *tok, const char *text, size_t size, tokenizer_piece_fn piece,
+                                 void *user, vla_error *err)
+{
+    vlai_ids ids = {0}; /* of added tokens, not wanted here */
+    encoder e = {.tok = tok, .out = &ids, .piece = piece, .user = user};
+    vla_status status = run(&e, text, size, err);
+    vlai_ids_fini(&ids);
     return status;
 }

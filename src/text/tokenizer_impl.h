@@ -86,6 +86,10 @@ vla_status vlai_tokenizer_normalize(const vlai_tokenizer *tok, const char *text,
                                     vla_error *err);
 /* Byte offset of the first invalid UTF-8 sequence; `size` when there is none. */
 size_t vlai_utf8_check(const char *text, size_t size);
+/* Calls `piece` for every stretch of text that merging works on, instead of merging it. */
+typedef vla_status (*tokenizer_piece_fn)(void *user, const char *text, size_t size, vla_error *err);
+vla_status vlai_tokenizer_pieces(const vlai_tokenizer *tok, const char *text, size_t size, tokenizer_piece_fn piece,
+                                 void *user, vla_error *err);
 /* The slot of a pair: its own, or the free one where it would go. */
 tokenizer_merge *vlai_tokenizer_merge(const vlai_tokenizer *tok, int32_t left, int32_t right);
 
