@@ -55,8 +55,8 @@ vla_status vlai_tokenizer_encode(const vlai_tokenizer *tok, const char *text, si
 vla_status vlai_tokenizer_decode(const vlai_tokenizer *tok, const int32_t *ids, size_t count, bool skip_special,
                                  vlai_text *out, vla_error *err);
 
-/* Writes a processor folder of its own: tokenizer.json (256 bytes, up to `merges` merges learned from `texts`, the named
- * tokens of Qwen2.5-VL), tokenizer_config.json and preprocessor_config.json. Deterministic. */
+/* Writes a processor folder of its own: tokenizer.json (256 bytes, the word "assistant", up to `merges` merges learned
+ * from `texts`, the named tokens of Qwen2.5-VL), tokenizer_config.json and preprocessor_config.json. Deterministic. */
 vla_status vlai_tokenizer_write(const char *dir, const char *const *texts, size_t count, size_t merges, vla_error *err);
 
 VLA_END_DECLS

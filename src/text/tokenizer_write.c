@@ -257,6 +257,11 @@ vla_status vlai_tokenizer_write(const char *dir, const char *const *texts, size_
     if (status != VLA_OK)
         return status;
     VLA_TRY_GOTO(put_alphabet(&v, err), done);
+    /* Label regions are found by counting <|im_start|>, assistant and newline as one token each: see text/prompt.c. */
+    static const char *const turn[] = {"assistant\nassistant"};
+    VLA_TRY_GOTO(collect_words(&v, turn, 1, &w, err), done);
+    VLA_TRY_GOTO(learn(&v, &w, SIZE_MAX, err), done);
+    w.count = 0;
     VLA_TRY_GOTO(collect_words(&v, texts, count, &w, err), done);
     VLA_TRY_GOTO(learn(&v, &w, merges, err), done);
     VLA_TRY_GOTO(vlai_mkdirs(dir, err), done);
