@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Sections whose values have been moved elsewhere by the time they could be printed. */
+/* Keys whose values have been moved elsewhere by the time they could be printed. */
 static bool is_alias(const vlai_config *c, const section *s, const option *o)
 {
     char key[256];
@@ -18,7 +18,9 @@ static bool is_alias(const vlai_config *c, const section *s, const option *o)
                         !strcmp(key, "data.action_horizon_flow");
     if (second_place)
         return !vlai_config_origin(c, key).file;
-    return !*s->path && strcmp(o->key, "model_type") && strcmp(o->key, "eval_batch_size_per_gpu");
+    bool top_itself = !strcmp(o->key, "model_type") || !strcmp(o->key, "eval_batch_size_per_gpu") ||
+                      !strcmp(o->key, "dataset_path");
+    return !*s->path && !top_itself;
 }
 
 void vlai_config_put_text(vlai_text *out, const char *text)
