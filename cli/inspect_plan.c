@@ -1,0 +1,524 @@
+/* vla inspect plan, vla inspect graph: what a training step of a configuration takes, before any device is there.
+ *
+ * The model is built and planned at its real size without weights or data. Memory per rank and FLOPs per sample come from
+ * the plan itself, model FLOPs from the formula of the architecture. */
+#include "command.h"
+#include "inspect.h"
+
+#include "base/fail.h"
+#include "base/json.h"
+#include "base/memory.h"
+#include "base/text.h"
+#include "exec/plan.h"
+#include "image/patchify.h"
+#include "model/wallx_flops.h"
+#include "model/wallx_plan.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { OVERRIDE_LIMIT = 256, IMAGE_LIMIT = 64, RANK_LIMIT = 8 };
+
+/* Scratch of one stream of an accelerator, fixed so that a plan made without a device has the memory of the real one. */
+enum { DEVICE_WORKSPACE = 32 << 20 };
+
+/* Text tokens of the training prompt with two cameras, a short instruction and eight state numbers. */
+enum { TEXT_TOKENS = 98 };
+
+static const char plan_help[] =
+    "Usage: vla inspect plan --config FILE [--section.key=value ...] [options]\n\n"
+    "Plans a training step of the model in the configuration at its real size, without weights, data or device, and prints\n"
+    "what it takes: memory per rank with and without the memory plan, and FLOPs.\n\n"
+    "  --batch N            samples per micro-batch (hyperparams.batch_size_per_gpu)\n"
+    "  --device null|cpu    whose scratch memory counts: an accelerator's fixed 32 MiB, or the CPU kernels' (null)\n"
+    "  --text-tokens N      tokens of a sample that are neither picture nor action (98)\n"
+    "  --grid HxW[,HxW]     patches of each picture of a sample (from data.resolution, for square pictures)\n"
+    "  --vocab N            rows of the embedding (from the architecture file)\n"
+    "  --recompute none|cheap|layer   what the planned columns make again in the backward pass (memory.recompute, else cheap)\n"
+    "  --numerics fp32|bf16|bf16-sr|bf16-plain   (training.numerics; auto: bf16, or fp32 with --device cpu)\n"
+    "  --ranks N[,N]        sharding of the optimiser's state to show (1,4,8)\n"
+    "  --text               the whole plan, one line per launch, instead\n"
+    "  --json               the figures as one JSON object\n\n"
+    "Examples:\n"
+    "  vla inspect plan --config configs/libero_local_perf.yml --batch 26 --device null\n"
+    "  vla inspect plan --config configs/libero.yml --grid 32x32,32x32,32x32 --text-tokens 141 --recompute layer\n"
+    "  vla inspect plan --config configs/libero.yml --batch 1 --text | less\n";
+
+static const char graph_help[] =
+    "Usage: vla inspect graph --config FILE [--section.key=value ...] [options]\n\n"
+    "Prints the model's graph as it is built: parameters and inputs, then one line per operation.\n\n"
+    "  --batch N, --text-tokens N, --grid HxW[,HxW], --vocab N   as in vla inspect plan\n"
+    "  --backward           with the backward pass, after unread rows were removed\n\n"
+    "Examples:\n"
+    "  vla inspect graph --config configs/libero.yml --batch 1\n"
+    "  vla inspect graph --config configs/libero.yml --batch 1 --backward | grep layers.35\n";
+
+typedef struct request {
+    const char *config, *device, *numerics, *recompute;
+    const char *overrides[OVERRIDE_LIMIT];
+    size_t override_count;
+    int64_t batch, text_tokens, vocab; /* 0: not given */
+    int64_t images, ranks[RANK_LIMIT];
+    int32_t grid[3 * IMAGE_LIMIT];
+    int rank_count;
+    bool text, json, backward;
+} request;
+
+typedef struct model {
+    vlai_config *train;
+    vlai_wallx_config config;
+    vlai_wallx_shape shape;
+    vla_numerics numerics;
+    vla_recompute recompute;
+    vla_store_use use;
+} model;
+
+static bool read_count(const char *text, int64_t most, int64_t *out, const char **end)
+{
+    char *stop;
+    long long value = strtoll(text, &stop, 10);
+    if (stop == text || value < 1 || value > most)
+        return false;
+    *out = value;
+    *end = stop;
+    return true;
+}
+
+static vla_status want_count(const char *option, const char *text, int64_t *out, vla_error *err)
+{
+    const char *end;
+    if (!read_count(text, 1000000000, out, &end) || *end)
+        return vlai_fail(err, VLA_E_INVALID, "%s '%s': wanted a number of at least 1", option, text);
+    return VLA_OK;
+}
+
+static vla_status want_grid(const char *text, request *r, vla_error *err)
+{
+    const char *p = text;
+    for (r->images = 0; r->images < IMAGE_LIMIT; r->images++) {
+        int64_t h, w;
+        if (!read_count(p, 4096, &h, &p) || *p++ != 'x' || !read_count(p, 4096, &w, &p))
+            break;
+        memcpy(&r->grid[3 * r->images], (int32_t[]){1, (int32_t)h, (int32_t)w}, 3 * sizeof(int32_t));
+        if (!*p) {
+            r->images++;
+            return VLA_OK;
+        }
+        if (*p++ != ',')
+            break;
+    }
+    return vlai_fail(err, VLA_E_INVALID, "--grid '%s': wanted HEIGHTxWIDTH in patches, for at most %d pictures, as in 18x18,18x18", text, IMAGE_LIMIT);
+}
+
+static vla_status want_ranks(const char *text, request *r, vla_error *err)
+{
+    const char *p = text;
+    for (r->rank_count = 0; r->rank_count < RANK_LIMIT && read_count(p, 1000000, &r->ranks[r->rank_count], &p); p++) {
+        r->rank_count++;
+        if (!*p)
+            return VLA_OK;
+        if (*p != ',')
+            break;
+    }
+    return vlai_fail(err, VLA_E_INVALID, "--ranks '%s': wanted at most %d counts, as in 1,4,8", text, RANK_LIMIT);
+}
+
+/* The options that take a value, with a flag for those of `graph`. */
+static const struct {
+    const char *name;
+    bool graph;
+} valued[] = {{"--config", true}, {"--batch", true}, {"--text-tokens", true}, {"--grid", true}, {"--vocab", true},
+              {"--device", false}, {"--recompute", false}, {"--numerics", false}, {"--ranks", false}};
+enum { VALUED = sizeof valued / sizeof *valued };
+
+static vla_status set_option(int option, const char *value, request *r, vla_error *err)
+{
+    switch (option) {
+    case 0: r->config = value; return VLA_OK;
+    case 1: return want_count("--batch", value, &r->batch, err);
+    case 2: return want_count("--text-tokens", value, &r->text_tokens, err);
+    case 3: return want_grid(value, r, err);
+    case 4: return want_count("--vocab", value, &r->vocab, err);
+    case 5: r->device = value; return VLA_OK;
+    case 6: r->recompute = value; return VLA_OK;
+    case 7: r->numerics = value; return VLA_OK;
+    default: return want_ranks(value, r, err);
+    }
+}
+
+/* Fills the request; an exit code, or -1 to go on. */
+static int parse(int argc, char **argv, const char *name, bool graph, request *r)
+{
+    static const char *const known[] = {"--config", "--batch", "--text-tokens", "--grid", "--vocab", "--device", "--recompute",
+                                        "--numerics", "--ranks", "--text", "--json", "--backward", "--help"};
+    vla_error err = VLA_ERROR_INIT;
+    *r = (request){.device = "null", .ranks = {1, 4, 8}, .rank_count = 3};
+    for (int i = 1; i < argc; i++) {
+        int option = 0;
+        size_t length = strcspn(argv[i], "=");
+        while (option < VALUED && (strlen(valued[option].name) != length || strncmp(argv[i], valued[option].name, length) ||
+                                   (graph && !valued[option].graph)))
+            option++;
+        const char *value = option == VALUED ? NULL : argv[i][length] ? argv[i] + length + 1 : i + 1 < argc ? argv[++i] : NULL;
+        if (value) {
+            if (set_option(option, value, r, &err) != VLA_OK)
+                return command_fail(name, &err);
+        } else if (option < VALUED) {
+            fprintf(stderr, "vla %s: %s needs a value\n  hint: vla %s --help says which\n", name, argv[i], name);
+            return EXIT_USAGE;
+        } else if (vlai_config_is_override(argv[i]) && r->override_count < OVERRIDE_LIMIT)
+            r->overrides[r->override_count++] = argv[i];
+        else if (!graph && !strcmp(argv[i], "--text"))
+            r->text = true;
+        else if (!graph && !strcmp(argv[i], "--json"))
+            r->json = true;
+        else if (graph && !strcmp(argv[i], "--backward"))
+            r->backward = true;
+        else
+            return command_unknown(name, argv[i], known, sizeof known / sizeof *known);
+    }
+    if (!r->config) {
+        fprintf(stderr, "vla %s: no configuration\n  hint: --config FILE, for example configs/libero.yml\n", name);
+        return EXIT_USAGE;
+    }
+    return -1;
+}
+
+static vla_status choose(const char *what, const char *value, const char *const *names, int count, int *out, vla_error *err)
+{
+    vlai_text list = {0};
+    for (int i = 0; i < count; i++) {
+        if (!strcmp(value, names[i])) {
+            *out = i;
+            vlai_text_fini(&list);
+            return VLA_OK;
+        }
+        vlai_text_printf(&list, "%s%s", i ? ", " : "", names[i]);
+    }
+    vla_status status = vlai_fail(err, VLA_E_INVALID, "%s '%s': wanted one of %s", what, value, list.failed ? "its values" : list.data);
+    vlai_text_fini(&list);
+    return status;
+}
+
+/* Pictures of a sample from the cameras and resolutions of the configuration, taken as square. */
+static vla_status default_grids(const model *m, request *r, vla_error *err)
+{
+    const vlai_words *cameras = &m->train->keys.camera;
+    vlai_image_processor p;
+    vlai_image_processor_default(&p);
+    for (size_t i = 0; i < cameras->count && r->images < IMAGE_LIMIT; i++) {
+        int64_t target = -1, grid[3];
+        for (size_t k = 0; k < m->train->data.resolution.count; k++)
+            if (!strcmp(m->train->data.resolution.names[k], cameras->values[i]))
+                target = m->train->data.resolution.values[k];
+        if (target <= 0)
+            return vlai_fail_hint(err, VLA_E_INVALID, "give the patches of each picture: --grid 18x18,18x18",
+                                  "data.resolution has no size for view '%s', so the picture keeps the camera's", cameras->values[i]);
+        vlai_image_size size;
+        VLA_TRY(vlai_image_fit(target, target, target, &p.rule, &size, err));
+        vlai_image_grid(&p, size.width, size.height, grid);
+        memcpy(&r->grid[3 * r->images++], (int32_t[]){1, (int32_t)grid[1], (int32_t)grid[2]}, 3 * sizeof(int32_t));
+    }
+    return VLA_OK;
+}
+
+static vla_status load(request *r, model *m, vla_error *err)
+{
+    static const char *const numerics[] = {"fp32", "bf16", "bf16-sr", "bf16-plain"}; /* in the order of vla_numerics */
+    static const char *const recompute[] = {"none", "cheap", "layer"};
+    int choice;
+    *m = (model){0};
+    VLA_TRY(vlai_config_load(r->config, r->overrides, r->override_count, &m->train, err));
+    if (!m->train->model.config_path)
+        return vlai_fail_hint(err, VLA_E_INVALID, "set model.config_path to a config.json", "%s: no architecture file", r->config);
+    VLA_TRY(vlai_wallx_config_load(m->train->model.config_path, &m->config, err));
+    VLA_TRY(vlai_wallx_config_update(&m->config, m->train, false, err));
+    if (strcmp(r->device, "null") && strcmp(r->device, "cpu"))
+        return vlai_fail(err, VLA_E_INVALID, "--device '%s': wanted null or cpu", r->device);
+    if (r->numerics) {
+        VLA_TRY(choose("--numerics", r->numerics, numerics, 4, &choice, err));
+        m->numerics = (vla_numerics)choice;
+    } else {
+        bool narrow = m->train->training.numerics == VLAI_NUMERICS_BF16 ||
+                      (m->train->training.numerics == VLAI_NUMERICS_AUTO && strcmp(r->device, "cpu"));
+        m->numerics = narrow ? VLA_BF16_MASTER : VLA_FP32;
+    }
+    m->recompute = VLA_RECOMPUTE_CHEAP;
+    if (r->recompute) {
+        VLA_TRY(choose("--recompute", r->recompute, recompute, 3, &choice, err));
+        m->recompute = (vla_recompute)choice;
+    } else if (vlai_config_origin(m->train, "memory.recompute").file || m->train->memory.recompute != VLAI_RECOMPUTE_NONE) {
+        m->recompute = (vla_recompute)m->train->memory.recompute; /* the same order */
+    }
+    m->use = m->train->hyperparams.gradient_accumulation_steps > 1 ? VLA_STORE_ACCUMULATE : VLA_STORE_TRAIN;
+    if (!r->batch)
+        r->batch = m->train->hyperparams.batch_size_per_gpu;
+    if (!r->text_tokens)
+        r->text_tokens = TEXT_TOKENS;
+    if (r->vocab)
+        m->config.vocab_size = r->vocab;
+    if (!r->images)
+        VLA_TRY(default_grids(m, r, err));
+    return vlai_wallx_shape_plan(&m->config, r->batch, r->text_tokens, m->train->task.action_horizon, r->images, r->grid, &m->shape, err);
+}
+
+/* --- figures --- */
+
+typedef struct figures {
+    vla_plan_memory memory; /* of one rank without sharding */
+    size_t lower_bound;     /* of the arena */
+    size_t nodes;
+    double flops;           /* executed, of one micro-batch */
+} figures;
+
+static vla_status list_parameters(const model *m, vla_store **store, vla_error *err)
+{
+    VLA_TRY(vla_store_create(store, err));
+    vla_status status = vlai_wallx_params(&m->config, NULL, NULL, *store, err);
+    if (status != VLA_OK)
+        vla_store_destroy(*store);
+    return status;
+}
+
+static vla_status make_plan(const request *r, const model *m, const vla_store *store, vla_memory_layout layout,
+                            vla_recompute recompute, figures *out, char **text, vla_error *err)
+{
+    vla_plan_options o = VLA_PLAN_OPTIONS_DEFAULT;
+    o.numerics = m->numerics;
+    o.layout = layout;
+    o.recompute = recompute;
+    vla_plan *plan = NULL;
+    vla_gradient_status *gradients = vlai_calloc(vla_store_count(store) + 1, sizeof *gradients);
+    if (!gradients)
+        return vlai_nomem(err, vla_store_count(store) * sizeof *gradients);
+    vla_status status = vlai_wallx_plan_training(&m->config, &m->shape, store, m->use == VLA_STORE_ACCUMULATE, &o, gradients, &plan, err);
+    vlai_free(gradients);
+    if (status != VLA_OK)
+        return status;
+    out->memory = vla_plan_memory_get(plan);
+    out->memory.weights = vla_store_bytes(store, VLA_STORE_WEIGHT, m->numerics, m->use);
+    out->memory.gradients = vla_store_bytes(store, VLA_STORE_GRADIENT, m->numerics, m->use);
+    out->memory.optimizer = vla_store_bytes(store, VLA_STORE_M, m->numerics, m->use) + vla_store_bytes(store, VLA_STORE_V, m->numerics, m->use) +
+                            vla_store_bytes(store, VLA_STORE_LOW, m->numerics, m->use);
+    long processors = sysconf(_SC_NPROCESSORS_ONLN);
+    size_t threads = processors > 0 ? (size_t)processors : 1;
+    out->memory.workspace = !strcmp(r->device, "cpu") ? plan->workspace + plan->widen + threads * plan->workspace_per_thread : DEVICE_WORKSPACE;
+    out->lower_bound = plan->memory.peak_bytes > out->memory.inputs ? plan->memory.peak_bytes - out->memory.inputs : 0;
+    out->nodes = vla_plan_nodes(plan);
+    out->flops = vla_plan_flops(plan);
+    if (text)
+        status = vla_plan_print(plan, text, err);
+    vla_plan_destroy(plan);
+    return status;
+}
+
+static const char *const recompute_names[] = {"none", "cheap", "layer"};
+
+static const struct {
+    const char *name;
+    size_t offset;
+    bool sharded; /* over the ranks */
+} rows[] = {
+    {"weights", offsetof(vla_plan_memory, weights), false},
+    {"gradients", offsetof(vla_plan_memory, gradients), false},
+    {"optimizer", offsetof(vla_plan_memory, optimizer), true},
+    {"activations", offsetof(vla_plan_memory, activations), false},
+    {"inputs", offsetof(vla_plan_memory, inputs), false},
+    {"workspace", offsetof(vla_plan_memory, workspace), false},
+};
+enum { ROWS = sizeof rows / sizeof *rows };
+
+static size_t row_bytes(const figures *f, int row, int64_t ranks)
+{
+    size_t bytes;
+    memcpy(&bytes, (const char *)&f->memory + rows[row].offset, sizeof bytes);
+    return rows[row].sharded ? (bytes + (size_t)ranks - 1) / (size_t)ranks : bytes;
+}
+
+typedef struct summary {
+    figures planned, plain, modes[3];
+    vlai_wallx_flops model_flops;
+    int64_t parameters;
+    double seconds;
+} summary;
+
+static void print_table(const request *r, const summary *s)
+{
+    static const char *const column[] = {"planned", "plain"};
+    printf("\nmemory of a rank, GB (10^9 bytes), optimizer state sharded over the ranks\n%-12s", "");
+    for (int c = 0; c < 2; c++)
+        for (int i = 0; i < r->rank_count; i++) {
+            char head[48];
+            snprintf(head, sizeof head, "%s/%lld", column[c], (long long)r->ranks[i]);
+            printf(" %11s", head);
+        }
+    for (int row = 0; row <= ROWS; row++) {
+        printf("\n%-12s", row < ROWS ? rows[row].name : "total");
+        for (int c = 0; c < 2; c++)
+            for (int i = 0; i < r->rank_count; i++) {
+                const figures *f = c ? &s->plain : &s->planned;
+                size_t bytes = 0;
+                for (int k = row < ROWS ? row : 0; k < (row < ROWS ? row + 1 : ROWS); k++)
+                    bytes += row_bytes(f, k, r->ranks[i]);
+                printf(" %11.3f", (double)bytes * 1e-9);
+            }
+    }
+    printf("\n");
+}
+
+static void print_summary(const request *r, const model *m, const summary *s)
+{
+    static const char *const numerics[] = {"fp32", "bf16", "bf16-sr", "bf16-plain", "fp64"};
+    const vlai_wallx_shape *shape = &m->shape;
+    int64_t tokens = (shape->tokens0 + shape->tokens1) / shape->samples;
+    printf("%s: batch %lld, %s, device %s, %lld parameters, embedding of %lld rows\n", r->config, (long long)r->batch,
+           numerics[m->numerics], r->device, (long long)s->parameters, (long long)m->config.vocab_size);
+    printf("a sample: %lld tokens = %lld text + %lld picture + %lld action;", (long long)tokens, (long long)r->text_tokens,
+           (long long)(shape->units / shape->samples), (long long)shape->horizon);
+    for (int64_t i = 0; i < r->images; i++)
+        printf("%s %dx%d", i ? "," : " pictures of", r->grid[3 * i + 1], r->grid[3 * i + 2]);
+    printf("%s patches\n", r->images ? "" : " no");
+    printf("planned: offsets by lifetime, recompute %s, %zu launches; plain: free lists, recompute none, %zu launches\n",
+           recompute_names[m->recompute], s->planned.nodes, s->plain.nodes);
+    print_table(r, s);
+    printf("\nplanned activations by recompute, GB:");
+    for (int i = 0; i < 3; i++)
+        printf("%s %s %.3f (lower bound %.3f)", i ? "," : "", recompute_names[i], (double)s->modes[i].memory.activations * 1e-9,
+               (double)s->modes[i].lower_bound * 1e-9);
+    double samples = (double)shape->samples;
+    printf("\n\nmodel FLOPs per sample     %8.4f T  training = 3 x forward (vision %.1f + %.1f attention, language %.1f + %.1f, head %.2f G)\n",
+           s->model_flops.training * 1e-12, s->model_flops.vision_linear * 1e-9, s->model_flops.vision_attention * 1e-9,
+           s->model_flops.language_linear * 1e-9, s->model_flops.language_attention * 1e-9, s->model_flops.action_head * 1e-9);
+    printf("executed FLOPs per sample  %8.4f T  recompute none: what no result needs is left out\n", s->plain.flops / samples * 1e-12);
+    if (m->recompute != VLA_RECOMPUTE_NONE)
+        printf("                           %8.4f T  recompute %s\n", s->planned.flops / samples * 1e-12, recompute_names[m->recompute]);
+    printf("planned in %.2f s\n", s->seconds);
+}
+
+static json_t *figures_json(const figures *f, const request *r)
+{
+    json_t *ranks = json_object();
+    for (int i = 0; i < r->rank_count; i++) {
+        json_t *one = json_object();
+        size_t total = 0;
+        for (int row = 0; row < ROWS; row++) {
+            json_object_set_new(one, rows[row].name, json_integer((json_int_t)row_bytes(f, row, r->ranks[i])));
+            total += row_bytes(f, row, r->ranks[i]);
+        }
+        json_object_set_new(one, "total", json_integer((json_int_t)total));
+        char name[32];
+        snprintf(name, sizeof name, "%lld", (long long)r->ranks[i]);
+        json_object_set_new(ranks, name, one);
+    }
+    return json_pack("{s:o, s:I, s:I, s:f}", "ranks", ranks, "lower_bound", (json_int_t)f->lower_bound, "launches",
+                     (json_int_t)f->nodes, "flops", f->flops);
+}
+
+static vla_status print_json(const request *r, const model *m, const summary *s, vla_error *err)
+{
+    double samples = (double)m->shape.samples;
+    json_t *modes = json_object();
+    for (int i = 0; i < 3; i++)
+        json_object_set_new(modes, recompute_names[i], json_integer((json_int_t)s->modes[i].memory.activations));
+    json_t *out = json_pack("{s:I, s:I, s:I, s:I, s:s, s:o, s:o, s:o, s:f, s:f, s:f}", "batch", (json_int_t)r->batch, "tokens_per_sample",
+                            (json_int_t)((m->shape.tokens0 + m->shape.tokens1) / m->shape.samples), "vocab",
+                            (json_int_t)m->config.vocab_size, "parameters", (json_int_t)s->parameters, "recompute",
+                            recompute_names[m->recompute], "planned", figures_json(&s->planned, r), "plain", figures_json(&s->plain, r),
+                            "activations", modes, "model_flops_per_sample", s->model_flops.training, "executed_flops_per_sample",
+                            s->plain.flops / samples, "seconds", s->seconds);
+    char *text = out ? json_dumps(out, JSON_INDENT(2)) : NULL;
+    json_decref(out);
+    if (!text)
+        return vlai_nomem(err, 1 << 16);
+    puts(text);
+    free(text);
+    return VLA_OK;
+}
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static vla_status run_plan(request *r, model *m, vla_error *err)
+{
+    double start = now();
+    VLA_TRY(load(r, m, err));
+    vla_store *store;
+    VLA_TRY(list_parameters(m, &store, err));
+    summary s = {0};
+    char *text = NULL;
+    vla_status status = VLA_OK;
+    if (r->text) {
+        VLA_TRY_GOTO(make_plan(r, m, store, VLA_MEMORY_LIFETIMES, m->recompute, &s.planned, &text, err), done);
+        fputs(text, stdout);
+        goto done;
+    }
+    for (int mode = VLA_RECOMPUTE_NONE; mode <= VLA_RECOMPUTE_LAYER; mode++)
+        VLA_TRY_GOTO(make_plan(r, m, store, VLA_MEMORY_LIFETIMES, (vla_recompute)mode, &s.modes[mode], NULL, err), done);
+    VLA_TRY_GOTO(make_plan(r, m, store, VLA_MEMORY_FREE_LISTS, VLA_RECOMPUTE_NONE, &s.plain, NULL, err), done);
+    s.planned = s.modes[m->recompute];
+    for (size_t i = 0; i < vla_store_count(store); i++)
+        s.parameters += vla_store_tensor(store, VLA_STORE_WEIGHT, i).elements;
+    vlai_wallx_flops_of(&m->config, r->text_tokens, m->shape.horizon, 0, r->images, r->grid, &s.model_flops);
+    s.seconds = now() - start;
+    if (r->json)
+        status = print_json(r, m, &s, err);
+    else
+        print_summary(r, m, &s);
+done:
+    free(text);
+    vla_store_destroy(store);
+    return status;
+}
+
+static vla_status run_graph(request *r, model *m, vla_error *err)
+{
+    VLA_TRY(load(r, m, err));
+    vla_graph *g;
+    VLA_TRY(vlai_wallx_build(&m->config, &m->shape, &(vlai_wallx_options){0}, &g, err));
+    vlai_text text = {0};
+    vla_status status = VLA_OK;
+    if (r->backward) {
+        VLA_TRY_GOTO(vlai_pass_narrow(g, NULL, err), done);
+        VLA_TRY_GOTO(vla_graph_backward(g, vla_graph_find(g, "loss"), 1.0, err), done);
+        VLA_TRY_GOTO(vlai_pass_dead(g, NULL, err), done);
+    }
+    vlai_graph_print(g, &text);
+    VLA_TRY_GOTO(vlai_text_status(&text, err), done);
+    fwrite(text.data, 1, text.size, stdout);
+done:
+    vlai_text_fini(&text);
+    vla_graph_destroy(g);
+    return status;
+}
+
+static int run(int argc, char **argv, const char *name, bool graph)
+{
+    request r;
+    model m = {0};
+    vla_error err = VLA_ERROR_INIT;
+    if (command_help(argc, argv, graph ? graph_help : plan_help))
+        return EXIT_DONE;
+    int code = parse(argc, argv, name, graph, &r);
+    if (code >= 0)
+        return code;
+    vla_status status = graph ? run_graph(&r, &m, &err) : run_plan(&r, &m, &err);
+    vlai_config_destroy(m.train);
+    return status == VLA_OK ? EXIT_DONE : command_fail(name, &err);
+}
+
+int inspect_plan(int argc, char **argv)
+{
+    return run(argc, argv, "inspect plan", false);
+}
+
+int inspect_graph(int argc, char **argv)
+{
+    return run(argc, argv, "inspect graph", true);
+}

@@ -1,0 +1,21 @@
+/* The plan of one training micro-batch of Wall-X: graph, narrowed, differentiated, gradients in the store. Needs no
+ * weights: the store may be a list of parameters that was never allocated.
+ *
+ *     vla_store_create(&store, &err), vlai_wallx_params(&config, NULL, NULL, store, &err);
+ *     vla_gradient_status *gradients = ... one per parameter, zero ...;
+ *     VLA_TRY(vlai_wallx_plan_training(&config, &shape, store, false, &options, gradients, &plan, err)); */
+#ifndef VLAI_WALLX_PLAN_H
+#define VLAI_WALLX_PLAN_H
+
+#include "model/wallx.h"
+
+VLA_BEGIN_DECLS
+
+/* `gradients` (one per parameter of the store) is raised as vla_graph_store_gradients says. The caller owns the plan. */
+vla_status vlai_wallx_plan_training(const vlai_wallx_config *config, const vlai_wallx_shape *shape, const vla_store *store,
+                                    bool accumulate, const vla_plan_options *options, vla_gradient_status *gradients,
+                                    vla_plan **out, vla_error *err);
+
+VLA_END_DECLS
+
+#endif
