@@ -66,6 +66,7 @@ VLA_API size_t vla_store_bytes(const vla_store *store, vla_store_kind kind, vla_
 VLA_API void vla_store_get_float(const vla_store *store, size_t index, int64_t first, int64_t n, float *out);
 VLA_API void vla_store_set_float(vla_store *store, size_t index, int64_t first, int64_t n, const float *values);
 VLA_API void vla_store_zero_gradients(vla_store *store);
+VLA_API vla_numerics vla_store_numerics(const vla_store *store);
 
 VLA_API vla_status vla_executor_create(int threads, vla_executor **out, vla_error *err);
 VLA_API void vla_executor_destroy(vla_executor *executor);

@@ -153,6 +153,11 @@ vla_status vla_store_allocate(vla_store *store, vla_numerics numerics, vla_store
     return VLA_OK;
 }
 
+vla_numerics vla_store_numerics(const vla_store *store)
+{
+    return store->numerics;
+}
+
 size_t vla_store_count(const vla_store *store)
 {
     return store->count;

@@ -13,7 +13,7 @@ typedef struct {
     vla_graph *g;
     const vlai_wallx_config *c;
     const vlai_wallx_shape *s;
-    bool acts;
+    vlai_wallx_options o;
 } builder;
 
 static vla_value param(builder *b, vla_dtype dtype, const char *name, int64_t rows, int64_t cols)
@@ -42,7 +42,7 @@ static vla_value linear(builder *b, vla_dtype dtype, const char *prefix, vla_val
 __attribute__((format(printf, 3, 4))) static void act(builder *b, vla_value v, const char *format, ...)
 {
     char name[96] = "act.";
-    if (!b->acts || v == VLA_NONE)
+    if (!b->o.activations || v == VLA_NONE)
         return;
     va_list args;
     va_start(args, format);
@@ -163,13 +163,18 @@ static actions embed_actions(builder *b)
     vla_graph *g = b->g;
     int64_t rows = b->s->samples * b->s->horizon, d = b->c->action_dim, width = b->c->action_hidden_size;
     actions a = {.condition = VLA_NONE, .sample_of_row = ints(b, "sample_of_row", rows, -1)};
-    a.target = reals(b, "action", rows, d);
     a.mask = reals(b, "dof_mask", rows, d);
-    vla_value noise = reals(b, "noise", rows, d), t = reals(b, "t", b->s->samples, -1);
-    a.x_t = vla_add(g, vla_mul_rows(g, noise, reals(b, "one_minus_t", rows, -1)), vla_mul_rows(g, a.target, reals(b, "t_rows", rows, -1)));
-    act(b, a.x_t, "action.x_t");
-    a.flow = vla_sub(g, a.target, noise);
-    act(b, a.flow, "action.flow");
+    vla_value t = reals(b, "t", b->s->samples, -1);
+    if (b->o.inference) {
+        a.x_t = reals(b, "x_t", rows, d);
+    } else {
+        vla_value noise = reals(b, "noise", rows, d);
+        a.target = reals(b, "action", rows, d);
+        a.x_t = vla_add(g, vla_mul_rows(g, noise, reals(b, "one_minus_t", rows, -1)), vla_mul_rows(g, a.target, reals(b, "t_rows", rows, -1)));
+        act(b, a.x_t, "action.x_t");
+        a.flow = vla_sub(g, a.target, noise);
+        act(b, a.flow, "action.flow");
+    }
     vla_value tau = vla_sinusoid(g, t, (int)width, 10000.0);
     act(b, tau, "action.time_embed");
     vla_value x = b->c->proj_with_mask ? vla_concat_cols(g, 2, (vla_value[]){a.x_t, a.mask}) : a.x_t;
@@ -264,7 +269,24 @@ static void insulated_attention(builder *b, const tables *t, const vla_value qkv
     o[1] = vla_attention(g, vla_gather_rows(g, qkv[0], t->at[1], -1), cut[0], cut[1], t->qpos_of[1], t->rows_of[1], t->cols, &t->attention);
 }
 
-static void decoder_layer(builder *b, int64_t l, vla_value x[2], int experts, const tables *t, const actions *a)
+/* Keys or values of the prefix in front of those of the action rows. */
+static vla_value behind_prefix(builder *b, const char *format, int64_t l, vla_value own)
+{
+    char name[64];
+    snprintf(name, sizeof name, "cache.%s.%lld", format, (long long)l);
+    vla_value kept = vla_graph_input(b->g, name, VLA_COMPUTE, 2, (int64_t[]){b->s->tokens0, vla_value_dim(b->g, own, 1)});
+    return vla_concat_rows(b->g, kept, own);
+}
+
+static void keep_prefix(builder *b, const char *format, int64_t l, vla_value all, vla_value at0)
+{
+    char name[64];
+    snprintf(name, sizeof name, "cache.%s.%lld", format, (long long)l);
+    vla_graph_name(b->g, vla_gather_rows(b->g, all, at0, -1), name);
+}
+
+/* x[first] .. x[1]: the streams that this graph computes; stream 0 is left out when its keys and values are inputs. */
+static void decoder_layer(builder *b, int64_t l, vla_value x[2], int first, int experts, const tables *t, const actions *a)
 {
     vla_graph *g = b->g;
     const vlai_wallx_config *c = b->c;
@@ -272,27 +294,36 @@ static void decoder_layer(builder *b, int64_t l, vla_value x[2], int experts, co
     char layer[64], name[128];
     vla_value gate[2] = {VLA_NONE, VLA_NONE}, fused[2] = {VLA_NONE, VLA_NONE}, qkv[3], o[2];
     snprintf(layer, sizeof layer, "model.layers.%lld", (long long)l);
-    for (int e = 0; e < experts; e++) {
+    for (int e = first; e < experts; e++) {
         snprintf(name, sizeof name, "%s.input_layernorms", layer);
         normed n = expert_norm(b, name, e, x[e], a);
         gate[e] = n.gate;
         snprintf(name, sizeof name, "%s.self_attn.qkv_proj_experts.%d", layer, e);
         fused[e] = linear(b, VLA_COMPUTE, name, n.y, q + 2 * kv, true);
     }
-    vla_value all = experts == 2 ? vla_merge_rows(g, fused[0], fused[1], t->map, t->at[0], t->at[1]) : fused[0];
+    vla_value all = first == 1     ? fused[1]
+                    : experts == 2 ? vla_merge_rows(g, fused[0], fused[1], t->map, t->at[0], t->at[1])
+                                   : fused[0];
     vla_split_cols(g, all, 3, (int64_t[]){q, kv, kv}, qkv);
     qkv[0] = vla_rope(g, qkv[0], t->tables, (int)c->head_dim);
     qkv[1] = vla_rope(g, qkv[1], t->tables, (int)c->head_dim);
     act(b, qkv[0], "layer.%lld.q", (long long)l);
     act(b, qkv[1], "layer.%lld.k", (long long)l);
-    if (experts == 2 && c->attention == VLAI_WALLX_FLASH_MASK_KI) {
+    if (b->o.keep_prefix) {
+        keep_prefix(b, "k", l, qkv[1], t->at[0]);
+        keep_prefix(b, "v", l, qkv[2], t->at[0]);
+    }
+    if (first == 1) {
+        o[1] = vla_attention(g, qkv[0], behind_prefix(b, "k", l, qkv[1]), behind_prefix(b, "v", l, qkv[2]), t->qpos, t->rows,
+                             t->cols, &t->attention);
+    } else if (experts == 2 && c->attention == VLAI_WALLX_FLASH_MASK_KI) {
         insulated_attention(b, t, qkv, o);
     } else {
         vla_value joint = vla_attention(g, qkv[0], qkv[1], qkv[2], t->qpos, t->rows, t->cols, &t->attention);
         for (int e = 0; e < experts; e++)
             o[e] = experts == 2 ? vla_gather_rows(g, joint, t->at[e], -1) : joint;
     }
-    for (int e = 0; e < experts; e++) {
+    for (int e = first; e < experts; e++) {
         int64_t width = vla_value_dim(g, x[e], 1), inner = c->expert_intermediate[e];
         snprintf(name, sizeof name, "%s.self_attn.o_proj_experts.%d", layer, e);
         vla_value y = linear(b, VLA_COMPUTE, name, o[e], width, false);
@@ -341,16 +372,18 @@ static vla_value cross_entropy(builder *b, vla_value hidden, vla_value table)
     return loss.loss;
 }
 
-static void build(builder *b, const vlai_wallx_options *options)
+static void build(builder *b)
 {
     vla_graph *g = b->g;
     const vlai_wallx_config *c = b->c;
-    int64_t n = b->s->tokens0 + b->s->tokens1;
-    int experts = b->s->tokens1 ? 2 : 1;
-    vla_value vision = b->s->patches ? vision_tower(b) : VLA_NONE;
+    int first = b->o.from_prefix ? 1 : 0, experts = b->s->tokens1 ? 2 : 1;
+    int64_t keys = b->s->tokens0 + b->s->tokens1, n = first ? b->s->tokens1 : keys;
+    vla_value vision = b->s->patches && !first ? vision_tower(b) : VLA_NONE, table = VLA_NONE, x[2] = {VLA_NONE, VLA_NONE};
     vlai_graph_layer(g, -1);
-    vla_value table = param(b, VLA_COMPUTE, "model.embed_tokens.weight", c->vocab_size, c->hidden_size);
-    vla_value x[2] = {embed_tokens(b, table, vision), VLA_NONE};
+    if (!first) {
+        table = param(b, VLA_COMPUTE, "model.embed_tokens.weight", c->vocab_size, c->hidden_size);
+        x[0] = embed_tokens(b, table, vision);
+    }
     actions a = embed_actions(b);
     act(b, x[0], "embeds.e0");
     tables t = {.map = VLA_NONE};
@@ -359,12 +392,14 @@ static void build(builder *b, const vlai_wallx_options *options)
     t.tables = vla_rope_table(g, ints(b, "positions", 3, n), &rope);
     t.qpos = ints(b, "qpos", n, -1);
     t.rows = ints(b, "rows", n, 2);
-    t.cols = ints(b, "cols", n, 4);
+    t.cols = ints(b, "cols", keys, 4);
     t.attention = (vla_attention_options){(int)c->num_attention_heads, (int)c->num_key_value_heads, (int)c->head_dim,
                                           vlai_inverse_sqrt((double)c->head_dim), b->s->pairs};
     if (experts == 2) {
         x[1] = vla_cast(g, a.embedding, VLA_COMPUTE);
         act(b, x[1], "embeds.e1");
+    }
+    if (experts == 2 && !first) {
         t.map = ints(b, "map", n, -1);
         t.at[0] = ints(b, "at0", b->s->tokens0, -1);
         t.at[1] = ints(b, "at1", b->s->tokens1, -1);
@@ -377,10 +412,10 @@ static void build(builder *b, const vlai_wallx_options *options)
     }
     for (int64_t l = 0; l < c->num_hidden_layers; l++) {
         vlai_graph_layer(g, (int32_t)(c->vision.depth + 1 + l));
-        decoder_layer(b, l, x, experts, &t, &a);
+        decoder_layer(b, l, x, first, experts, &t, &a);
     }
     vlai_graph_layer(g, -1);
-    vla_value hidden0 = expert_norm(b, "model.norms", 0, x[0], &a).y, out = VLA_NONE;
+    vla_value hidden0 = first ? VLA_NONE : expert_norm(b, "model.norms", 0, x[0], &a).y, out = VLA_NONE;
     act(b, hidden0, "hidden.e0");
     if (experts == 2) {
         vla_value hidden1 = expert_norm(b, "model.norms", 1, x[1], &a).y;
@@ -388,7 +423,7 @@ static void build(builder *b, const vlai_wallx_options *options)
         out = linear(b, VLA_PRECISE, "action_preprocessor.action_proj_back", vla_cast(g, hidden1, VLA_PRECISE), c->action_dim, false);
         act(b, out, "action.out");
     }
-    if (options->inference) {
+    if (b->o.inference) {
         vla_graph_name(g, out, "action.out");
         return;
     }
@@ -413,9 +448,9 @@ static void build(builder *b, const vlai_wallx_options *options)
 vla_status vlai_wallx_build(const vlai_wallx_config *config, const vlai_wallx_shape *shape,
                             const vlai_wallx_options *options, vla_graph **out, vla_error *err)
 {
-    builder b = {.c = config, .s = shape, .acts = options->activations};
+    builder b = {.c = config, .s = shape, .o = *options};
     VLA_TRY(vla_graph_create(&b.g, err));
-    build(&b, options);
+    build(&b);
     vla_status status = vla_graph_check(b.g, err);
     if (status != VLA_OK) {
         vla_graph_destroy(b.g);
@@ -429,7 +464,7 @@ vla_status vlai_wallx_build(const vlai_wallx_config *config, const vlai_wallx_sh
 vla_status vlai_wallx_build_vision(const vlai_wallx_config *config, const vlai_wallx_shape *shape, vla_graph **out,
                                    vla_error *err)
 {
-    builder b = {.c = config, .s = shape, .acts = true};
+    builder b = {.c = config, .s = shape, .o = {.activations = true}};
     VLA_TRY(vla_graph_create(&b.g, err));
     vla_value y = vision_tower(&b);
     vlai_graph_layer(b.g, -1);

@@ -74,7 +74,9 @@ typedef struct vlai_wallx_shape {
 
 typedef struct vlai_wallx_options {
     bool activations; /* name every activation that golden cases list (act.*), keep all of them */
-    bool inference;   /* no loss: result "action.out" */
+    bool inference;   /* no loss: input "x_t" instead of noise and action, result "action.out" */
+    bool keep_prefix; /* with inference: results "cache.k.L", "cache.v.L" [tokens0, kv width], rotated, of every layer */
+    bool from_prefix; /* with inference: the action rows alone, against inputs of those names */
 } vlai_wallx_options;
 
 /* `bucket`: round rows up to the largest power of two <= rows/64; false: exact. */
@@ -120,12 +122,17 @@ typedef struct vlai_wallx_sampler vlai_wallx_sampler;
 vla_status vlai_wallx_sampler_create(const vlai_wallx_config *config, vla_store *store, vla_executor *executor,
                                      vlai_wallx_sampler **out, vla_error *err);
 void vlai_wallx_sampler_destroy(vlai_wallx_sampler *sampler);
-/* batch->noise is the start; batch->action and time are not read. padding_action [action_dim]: where dof_mask is 0, the
- * value that the channel is driven to (NULL: all channels are the network's). out [samples, horizon, action_dim]: x at the
- * end, still normalised. trace_x, trace_out (may be NULL) [steps, ...]: x after, network output of every evaluation. */
+typedef struct vlai_wallx_sample_options {
+    int64_t steps;               /* Euler steps = network evaluations */
+    bool cache;                  /* prefix once; false: the whole sequence at every evaluation */
+    const float *padding_action; /* [action_dim]: value that channels with dof_mask 0 are driven to; NULL: no such channel */
+    float *trace_x, *trace_out;  /* [steps, samples, horizon, action_dim] or NULL: what entered and left every evaluation */
+    float *times;                /* [steps] or NULL */
+} vlai_wallx_sample_options;
+/* batch->noise is the start; batch->action and time are not read. out [samples, horizon, action_dim]: the end of the path
+ * at t = s, still normalised. */
 vla_status vlai_wallx_sample(vlai_wallx_sampler *sampler, const vlai_wallx_tokens *tokens, const vlai_wallx_batch *batch,
-                             int64_t steps, bool cache, const float *padding_action, float *out, float *trace_x,
-                             float *trace_out, vla_error *err);
+                             const vlai_wallx_sample_options *options, float *out, vla_error *err);
 
 VLA_END_DECLS
 
