@@ -30,7 +30,8 @@ int command_unknown(const char *name, const char *argument, const char *const *k
     X(config, "list the keys of a training configuration, or check one") \
     X(convert, "rewrite a checkpoint fused or unfused") \
     X(synth, "write a synthetic LeRobot dataset") \
-    X(inspect, "show a plan or a graph")
+    X(inspect, "show a plan or a graph") \
+    X(check, "validate datasets")
 
 #define X(name, text) int command_##name(int argc, char **argv);
 COMMANDS(X)

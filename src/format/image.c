@@ -88,7 +88,8 @@ static vla_status read_png(const uint8_t *bytes, size_t size, const char *name, 
         goto done;
     }
     if (setjmp(in.escape)) {
-        status = vlai_fail(err, VLA_E_CORRUPT, "%s: damaged PNG: %s", name, in.message);
+        status = strstr(in.message, "emory") ? vlai_fail(err, VLA_E_NOMEM, "%s: %s", name, in.message)
+                                             : vlai_fail(err, VLA_E_CORRUPT, "%s: damaged PNG: %s", name, in.message);
         goto done;
     }
     png_set_read_fn(png, &in, png_pull);
@@ -217,7 +218,7 @@ vla_status vlai_png_encode(const uint8_t *rgb, int width, int height, int level,
         goto done;
     }
     if (setjmp(to.in.escape)) {
-        status = vlai_fail(err, strstr(to.in.message, "memory") ? VLA_E_NOMEM : VLA_E_INVALID,
+        status = vlai_fail(err, strstr(to.in.message, "emory") ? VLA_E_NOMEM : VLA_E_INVALID,
                            "PNG of %d x %d cannot be written: %s", width, height, to.in.message);
         goto done;
     }

@@ -1,0 +1,145 @@
+/* vla check against the list of damaged sets: each fault is reported as the list says, and no whole set gets an error. */
+#include "test.h"
+
+#include "base/io.h"
+
+#include <jansson.h>
+#include <sys/wait.h>
+
+/* Runs the validator; its findings as an array, its exit code in *code. */
+static json_t *check(const char *arguments, const char *dir, int *code)
+{
+    char command[4096];
+    snprintf(command, sizeof command, "'%s' check --json %s '%s'", VLA_TEST_PROGRAM, arguments, dir);
+    FILE *pipe = popen(command, "r");
+    assert_non_null(pipe);
+    json_t *findings = json_array();
+    char line[8192];
+    while (fgets(line, sizeof line, pipe)) {
+        json_t *finding = json_loads(line, 0, NULL);
+        if (!finding)
+            fail_msg("%s printed a line that is not JSON: %s", command, line);
+        json_array_append_new(findings, finding);
+    }
+    int status = pclose(pipe);
+    assert_true(WIFEXITED(status));
+    *code = WEXITSTATUS(status);
+    return findings;
+}
+
+static const char *text(const json_t *object, const char *key)
+{
+    const char *value = json_string_value(json_object_get(object, key));
+    return value ? value : "";
+}
+
+/* Every field of the expected finding but the prose stands in the found one with the same value. */
+static int matches(const json_t *wanted, const json_t *finding)
+{
+    const char *key;
+    json_t *value;
+    json_object_foreach((json_t *)wanted, key, value)
+        if (strcmp(key, "detail") && strcmp(key, "only_with_config") && !json_equal(value, json_object_get(finding, key)))
+            return 0;
+    return 1;
+}
+
+static int64_t errors_in(const json_t *findings)
+{
+    int64_t errors = 0;
+    size_t i;
+    json_t *finding;
+    json_array_foreach((json_t *)findings, i, finding)
+        errors += !strcmp(text(finding, "level"), "E");
+    return errors;
+}
+
+static void broken_sets(void **state)
+{
+    (void)state;
+    char path[4096];
+    snprintf(path, sizeof path, "%s/assets/broken/expected.json", golden_dir());
+    json_t *list = json_load_file(path, 0, NULL), *entry;
+    if (!list) {
+        skip();
+        return;
+    }
+    assert_true(json_array_size(list) > 30);
+    size_t i, k, j;
+    json_array_foreach(list, i, entry) {
+        const char *name = text(entry, "set");
+        const json_t *trainable = json_object_get(entry, "trainable");
+        json_t *wanted, *finding;
+        int code, config_only = 0;
+        snprintf(path, sizeof path, "%s/assets/broken/%s", golden_dir(), name);
+        json_t *findings = check("", path, &code);
+        int64_t errors = errors_in(findings);
+        if (code != (errors ? 3 : 0))
+            fail_msg("%s: exit code %d with %lld errors", name, code, (long long)errors);
+        json_array_foreach(json_object_get(entry, "must_report"), k, wanted) {
+            json_t *looked_in = findings, *special = NULL;
+            if (json_is_true(json_object_get(wanted, "only_with_config"))) {
+                char arguments[512];
+                snprintf(arguments, sizeof arguments, "--camera '%s'", text(wanted, "camera"));
+                looked_in = special = check(arguments, path, &code);
+                config_only = 1;
+            }
+            int found = 0;
+            json_array_foreach(looked_in, j, finding)
+                found |= matches(wanted, finding);
+            if (!found) {
+                char *want = json_dumps(wanted, 0), *got = json_dumps(looked_in, 0);
+                fail_msg("%s: not reported: %s\nfound: %s", name, want, got);
+            }
+            json_decref(special);
+        }
+        if (json_is_true(trainable) && errors)
+            fail_msg("%s may be trained on, yet %lld errors", name, (long long)errors);
+        if (json_is_false(trainable) && !errors && !config_only)
+            fail_msg("%s must not be trained on, yet no error", name);
+        json_decref(findings);
+    }
+    json_decref(list);
+}
+
+static void whole_sets(void **state)
+{
+    (void)state;
+    char path[4096];
+    snprintf(path, sizeof path, "%s/assets/datasets", golden_dir());
+    if (!vlai_is_dir(path)) {
+        skip();
+        return;
+    }
+    for (int full = 0; full < 2; full++) {
+        int code;
+        json_t *findings = check(full ? "--full" : "--quick", path, &code), *finding;
+        size_t i;
+        json_array_foreach(findings, i, finding)
+            if (!strcmp(text(finding, "level"), "E"))
+                fail_msg("%s: %s: %s", text(finding, "set"), text(finding, "kind"), text(finding, "message"));
+        assert_int_equal(code, 0);
+        json_decref(findings);
+    }
+}
+
+static void no_set(void **state)
+{
+    (void)state;
+    int code;
+    json_t *findings = check("", "/nonexistent/folder", &code);
+    assert_int_equal(code, 3);
+    assert_int_equal(json_array_size(findings), 1);
+    assert_string_equal(text(json_array_get(findings, 0), "kind"), "file-missing");
+    json_decref(findings);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(broken_sets),
+        cmocka_unit_test(whole_sets),
+        cmocka_unit_test(no_set),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
