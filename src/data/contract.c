@@ -173,8 +173,9 @@ json_t *vlai_contract_to_json(const vlai_contract *c)
         json_object_set_new(tokens, c->tokens[i].text, json_integer(c->tokens[i].id));
     json_t *state = json_pack("{s:s, s:o, s:o}", "key", c->state_key, "layout", vlai_layout_to_json(&c->pos), "statistics",
                               vlai_norm_to_json(&c->state));
-    json_t *action = json_pack("{s:s, s:I, s:o, s:o}", "key", c->action_key, "horizon", (json_int_t)c->horizon, "layout",
-                               vlai_layout_to_json(&c->dof), "statistics", vlai_norm_to_json(&c->action));
+    json_t *action = json_pack("{s:s, s:I, s:b, s:o, s:o}", "key", c->action_key, "horizon", (json_int_t)c->horizon,
+                               "mask_padded", c->mask_padded, "layout", vlai_layout_to_json(&c->dof), "statistics",
+                               vlai_norm_to_json(&c->action));
     json_t *prompt = json_pack("{s:b, s:I, s:b, s:I, s:b, s:s}", "state_string", c->state_string, "state_bins",
                                (json_int_t)c->state_bins, "discrete_actions", c->discrete, "max_length",
                                (json_int_t)c->max_length, "truncate", c->truncate, "padding_side",
@@ -244,6 +245,7 @@ static vla_status read_contract(const json_t *object, const char *where, vlai_co
     VLA_TRY(read_vector(c, state, where, &c->state_key, &c->pos, &c->state, err));
     VLA_TRY(read_vector(c, action, where, &c->action_key, &c->dof, &c->action, err));
     VLA_TRY(vlai_json_need_int(action, "horizon", where, &c->horizon, err));
+    VLA_TRY(vlai_json_bool(action, "mask_padded", false, where, &c->mask_padded, err));
     const char *side;
     VLA_TRY(vlai_json_bool(prompt, "state_string", false, where, &c->state_string, err));
     VLA_TRY(vlai_json_need_int(prompt, "state_bins", where, &c->state_bins, err));

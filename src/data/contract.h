@@ -45,6 +45,7 @@ typedef struct vlai_contract {
     vlai_layout pos, dof;    /* task.agent_pos_config, task.dof_config */
     vlai_norm state, action; /* statistics in the form of the model's columns (6D where the layout says so) */
     int64_t horizon;         /* actions per chunk */
+    bool mask_padded;        /* actions repeated past an episode's end carry no loss */
     bool state_string;       /* the state is written into the prompt */
     int64_t state_bins;
     bool discrete;           /* discrete action tokens instead of flow placeholders */

@@ -1,0 +1,124 @@
+#include "data/feed.h"
+
+#include "base/fail.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+struct vlai_feed {
+    vla_dataset *set;
+    const vlai_contract *contract;
+    vlai_sampler *sampler;
+    vla_frame_reader *reader;
+    const vla_feature *cameras[VLAI_MAX_CAMERAS];
+    const float *states, *actions; /* (rows, dims), the data set's */
+    int64_t state_dims, action_dims;
+    float *chunk;         /* (horizon, action_dims) */
+    uint8_t *repeated;    /* (horizon) */
+    uint8_t *pixels;      /* pictures of one row, copied: a reader lends one at a time */
+    size_t pixel_capacity;
+};
+
+vla_status vlai_feed_create(vla_dataset *set, const vlai_contract *contract, const vlai_tokenizer *tok, vlai_feed **out,
+                            vla_error *err)
+{
+    *out = NULL;
+    vlai_feed *f = vlai_calloc(1, sizeof *f);
+    if (!f)
+        return vlai_nomem(err, sizeof *f);
+    f->set = set;
+    f->contract = contract;
+    vla_status status;
+    VLA_TRY_GOTO(vlai_sampler_create(contract, tok, &f->sampler, err), fail);
+    for (size_t i = 0; i < contract->camera_count; i++)
+        VLA_TRY_GOTO(vla_dataset_need_camera(set, contract->cameras[i].key, &f->cameras[i], err), fail);
+    VLA_TRY_GOTO(vla_dataset_numbers(set, contract->state_key, &f->states, &f->state_dims, err), fail);
+    VLA_TRY_GOTO(vla_dataset_numbers(set, contract->action_key, &f->actions, &f->action_dims, err), fail);
+    f->chunk = vlai_array((size_t)(contract->horizon * f->action_dims), sizeof *f->chunk);
+    f->repeated = vlai_array((size_t)contract->horizon, 1);
+    if (!f->chunk || !f->repeated) {
+        status = vlai_nomem(err, (size_t)(contract->horizon * f->action_dims) * sizeof *f->chunk);
+        goto fail;
+    }
+    VLA_TRY_GOTO(vla_frame_reader_create(set, NULL, &f->reader, err), fail);
+    *out = f;
+    return VLA_OK;
+fail:
+    vlai_feed_destroy(f);
+    return status;
+}
+
+void vlai_feed_destroy(vlai_feed *f)
+{
+    if (!f)
+        return;
+    vla_frame_reader_destroy(f->reader);
+    vlai_sampler_destroy(f->sampler);
+    vlai_free(f->chunk);
+    vlai_free(f->repeated);
+    vlai_free(f->pixels);
+    vlai_free(f);
+}
+
+const vlai_sampler *vlai_feed_sampler(const vlai_feed *f)
+{
+    return f->sampler;
+}
+
+/* Reads every camera's picture. The first ones are copied aside, because the reader keeps only the newest. */
+static vla_status read_pictures(vlai_feed *f, int64_t row, vla_picture *out, vla_error *err)
+{
+    size_t used = 0, count = f->contract->camera_count;
+    for (size_t i = 0; i < count; i++) {
+        VLA_TRY(vla_frame_reader_read(f->reader, row, f->cameras[i], &out[i], err));
+        if (i + 1 == count)
+            break;
+        size_t bytes = (size_t)(out[i].width * out[i].height) * 3;
+        if (used + bytes > f->pixel_capacity) {
+            size_t wanted = (used + bytes) * (count - i); /* cameras are mostly of one size: grow once */
+            uint8_t *fresh = vlai_grow(f->pixels, f->pixel_capacity, wanted);
+            if (!fresh)
+                return vlai_nomem(err, wanted);
+            for (size_t k = 0, at = 0; k < i; k++) {
+                out[k].data = fresh + at;
+                at += (size_t)(out[k].width * out[k].height) * 3;
+            }
+            f->pixels = fresh;
+            f->pixel_capacity = wanted;
+        }
+        memcpy(f->pixels + used, out[i].data, bytes);
+        out[i].data = f->pixels + used;
+        used += bytes;
+    }
+    return VLA_OK;
+}
+
+vla_status vlai_feed_read(vlai_feed *f, int64_t row, vlai_sample *out, vla_error *err)
+{
+    const vla_dataset_info *info = vla_dataset_info_get(f->set);
+    if (row < 0 || row >= info->rows)
+        return vlai_fail(err, VLA_E_INVALID, "%s has no row %" PRId64 " (%" PRId64 " rows)", info->root, row, info->rows);
+    const vla_episode *episode = vla_dataset_episode(f->set, vla_dataset_episode_of(f->set, row));
+    int64_t last = episode->first_row + episode->length - 1;
+    for (int64_t k = 0; k < f->contract->horizon; k++) {
+        int64_t from = row + k < last ? row + k : last;
+        f->repeated[k] = row + k > last;
+        memcpy(f->chunk + k * f->action_dims, f->actions + from * f->action_dims, (size_t)f->action_dims * sizeof *f->chunk);
+    }
+    vla_picture pictures[VLAI_MAX_CAMERAS];
+    VLA_TRY(read_pictures(f, row, pictures, err));
+    vlai_sample_input in = {
+        .state = f->states + row * f->state_dims,
+        .state_dims = f->state_dims,
+        .action = f->chunk,
+        .action_dims = f->action_dims,
+        .action_is_pad = f->contract->mask_padded ? f->repeated : NULL,
+        .pictures = pictures,
+        .task = vla_dataset_task(f->set, row),
+        .row = row,
+        .episode = episode->index,
+        .frame = row - episode->first_row,
+    };
+    vla_status status = vlai_sampler_prepare(f->sampler, &in, out, err);
+    return status == VLA_OK ? VLA_OK : vlai_prefix(err, status, "%s", info->root);
+}

@@ -1,0 +1,25 @@
+/* The contract that a training configuration asks for, and its tokenizer.
+ *
+ *     vlai_tokenizer *tok;
+ *     vlai_contract contract;
+ *     VLA_TRY(vlai_config_tokenizer(config, &tok, err));                  // processor, with <|propri|> and <|action|>
+ *     VLA_TRY(vlai_config_contract(config, tok, &contract, err));         // statistics are read
+ *     VLA_TRY(vlai_contract_check_set(&contract, set, &notes, err));
+ */
+#ifndef VLAI_CONTRACT_CONFIG_H
+#define VLAI_CONTRACT_CONFIG_H
+
+#include "data/contract.h"
+#include "data/flow_time.h"
+#include "train/config.h"
+
+VLA_BEGIN_DECLS
+
+vla_status vlai_config_tokenizer(const vlai_config *config, vlai_tokenizer **out, vla_error *err);
+/* The padded layout's cut of long prompts stays off: set contract.truncate to have it. */
+vla_status vlai_config_contract(const vlai_config *config, const vlai_tokenizer *tok, vlai_contract *out, vla_error *err);
+vlai_flow_time vlai_config_flow_time(const vlai_config *config);
+
+VLA_END_DECLS
+
+#endif
