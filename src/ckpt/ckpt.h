@@ -20,6 +20,7 @@ enum { VLAI_CKPT_PATH = 4096, VLAI_CKPT_FORMAT = 1 };
 #define VLAI_CKPT_DONE "DONE"
 #define VLAI_CKPT_LATEST "latest"
 #define VLAI_CKPT_TEMPORARY ".tmp"      /* ending of a directory that is being written or deleted */
+#define VLAI_CKPT_OLD ".old"             /* ending of one that belongs to a run before this one; never read */
 #define VLAI_CKPT_REPLACED ".replaced"  /* ending of a whole one, for the moment in which a rewrite takes its place */
 
 /* The weights (any numerics) and the optimizer's tensors of a store, as views for the safetensors writer. Released with
@@ -55,6 +56,13 @@ vla_status vlai_ckpt_list(const char *run, vlai_ckpt_entry **out, size_t *count,
 void vlai_ckpt_list_free(vlai_ckpt_entry *entries, size_t count);
 /* "EPOCH_STEP", possibly with VLAI_CKPT_REPLACED behind it. */
 bool vlai_ckpt_parse_name(const char *name, int64_t *epoch, int64_t *step);
+
+/* Renames checkpoints of a run folder whose step is above `step` to NAME.old (replacing one of that name), so that a run
+ * which starts over, or goes back, does not meet them as its own future. */
+vla_status vlai_ckpt_set_aside(const char *run, int64_t step, vla_error *err);
+/* True when no save is in progress: vla_checkpoint_wait will not wait. */
+bool vlai_checkpoint_finished(vla_checkpoint_writer *writer);
+bool vlai_checkpoint_pending(const vla_checkpoint_writer *writer); /* a save whose outcome nobody has asked for */
 
 /* Bytes that an unprivileged process may still write in the file system of `path` (or of its nearest existing parent). */
 vla_status vlai_ckpt_free_bytes(const char *path, uint64_t *out, vla_error *err);

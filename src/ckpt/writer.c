@@ -12,6 +12,7 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -26,6 +27,7 @@ struct vla_checkpoint_writer {
     /* the save in progress; the thread alone touches these until it is joined */
     pthread_t thread;
     bool busy;
+    atomic_bool finished;
     vla_status status;
     vla_error error;
     const vla_store *source;
@@ -311,6 +313,30 @@ static void prune(const char *run, int64_t keep_last)
     vlai_ckpt_list_free(entries, count);
 }
 
+vla_status vlai_ckpt_set_aside(const char *run, int64_t step, vla_error *err)
+{
+    vlai_ckpt_entry *entries;
+    size_t count;
+    if (!vlai_is_dir(run))
+        return VLA_OK;
+    VLA_TRY(vlai_ckpt_list(run, &entries, &count, err));
+    vla_status status = VLA_OK;
+    for (size_t i = 0; status == VLA_OK && i < count && entries[i].step > step; i++) {
+        char path[VLAI_CKPT_PATH], old[VLAI_CKPT_PATH];
+        status = join(path, run, entries[i].name, err);
+        if (status == VLA_OK && snprintf(old, sizeof old, "%s%s", path, VLAI_CKPT_OLD) >= (int)sizeof old)
+            status = vlai_fail(err, VLA_E_INVALID, "%s: path too long", path);
+        if (status == VLA_OK)
+            status = vlai_remove_tree(old, err);
+        if (status == VLA_OK)
+            status = vlai_publish(path, old, err);
+        if (status == VLA_OK)
+            vlai_info("%s belongs to a run before this one: renamed to %s%s", path, entries[i].name, VLAI_CKPT_OLD);
+    }
+    vlai_ckpt_list_free(entries, count);
+    return status;
+}
+
 static vla_status write_all(vla_checkpoint_writer *w, vla_error *err)
 {
     char name[64], final[VLAI_CKPT_PATH], temporary[VLAI_CKPT_PATH];
@@ -338,7 +364,18 @@ static void *writer_thread(void *argument)
 {
     vla_checkpoint_writer *w = argument;
     w->status = write_all(w, &w->error);
+    atomic_store(&w->finished, true);
     return NULL;
+}
+
+bool vlai_checkpoint_finished(vla_checkpoint_writer *w)
+{
+    return !w->busy || atomic_load(&w->finished);
+}
+
+bool vlai_checkpoint_pending(const vla_checkpoint_writer *w)
+{
+    return w->busy;
 }
 
 vla_status vla_checkpoint_wait(vla_checkpoint_writer *w, const char **path, vla_error *err)
@@ -386,6 +423,7 @@ vla_status vla_checkpoint_save(vla_checkpoint_writer *w, const vla_store *store,
         release_content(w);
         return status;
     }
+    atomic_store(&w->finished, false);
     if (!sync && pthread_create(&w->thread, NULL, writer_thread, w) == 0) {
         w->busy = true;
         return VLA_OK;

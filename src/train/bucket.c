@@ -1,0 +1,240 @@
+#include "train/bucket.h"
+
+#include "base/fail.h"
+#include "base/log.h"
+#include "base/memory.h"
+
+#include <string.h>
+
+typedef struct {
+    vla_gradient_status *status;
+    vla_plan *plan;
+    vla_run *run;
+    uint64_t used;
+} update;
+
+struct vlai_plans {
+    vla_model model;
+    vla_store *store;
+    vla_executor *executor;
+    vlai_plans_options options;
+    vlai_bucket *buckets;
+    update *updates;
+    size_t count, update_count;
+    uint64_t clock;
+    vla_plan_memory largest;
+    bool told;
+};
+
+enum { UPDATES = 8 /* combinations of parameters with gradients; one run has one or two */ };
+
+vla_status vlai_plans_create(const vla_model *model, vla_store *store, vla_executor *executor,
+                             const vlai_plans_options *options, vlai_plans **out, vla_error *err)
+{
+    *out = NULL;
+    vlai_plans *p = vlai_calloc(1, sizeof *p);
+    if (!p)
+        return vlai_nomem(err, sizeof *p);
+    *p = (vlai_plans){.model = *model, .store = store, .executor = executor, .options = *options};
+    if (p->options.most < 2)
+        p->options.most = 2;
+    p->buckets = vlai_calloc((size_t)p->options.most, sizeof *p->buckets);
+    p->updates = vlai_calloc(UPDATES, sizeof *p->updates);
+    if (!p->buckets || !p->updates) {
+        vlai_plans_destroy(p);
+        return vlai_nomem(err, (size_t)p->options.most * sizeof *p->buckets);
+    }
+    *out = p;
+    return VLA_OK;
+}
+
+static void drop_bucket(vlai_bucket *b)
+{
+    vla_run_destroy(b->run);
+    vla_plan_destroy(b->plan);
+    vlai_free(b->shape);
+    vlai_free(b->status);
+    *b = (vlai_bucket){0};
+}
+
+static void drop_update(update *u)
+{
+    vla_run_destroy(u->run);
+    vla_plan_destroy(u->plan);
+    vlai_free(u->status);
+    *u = (update){0};
+}
+
+void vlai_plans_destroy(vlai_plans *p)
+{
+    if (!p)
+        return;
+    for (size_t i = 0; i < p->count; i++)
+        drop_bucket(&p->buckets[i]);
+    for (size_t i = 0; i < p->update_count; i++)
+        drop_update(&p->updates[i]);
+    vlai_free(p->buckets);
+    vlai_free(p->updates);
+    vlai_free(p);
+}
+
+static void raise_memory(vlai_plans *p, const vla_plan *plan)
+{
+    vla_plan_memory m = vla_plan_memory_get(plan), *top = &p->largest;
+    const size_t *from = (const size_t *)&m;
+    size_t *to = (size_t *)top;
+    for (size_t i = 0; i < sizeof m / sizeof *from; i++)
+        if (from[i] > to[i])
+            to[i] = from[i];
+}
+
+static vla_status rebind(vlai_plans *p, const vla_plan *plan, vla_run **run, vla_error *err)
+{
+    vla_run_destroy(*run);
+    *run = NULL;
+    return vla_run_create(p->executor, plan, p->store, run, err);
+}
+
+/* Makes room for a plan first. When the arena moved, every run made before points to freed memory and is made again. */
+static vla_status bind(vlai_plans *p, const vla_plan *plan, vla_run **run, vla_error *err)
+{
+    size_t before = vla_executor_bytes(p->executor);
+    VLA_TRY(vla_executor_reserve(p->executor, plan, err));
+    if (vla_executor_bytes(p->executor) != before) {
+        for (size_t i = 0; i < p->count; i++)
+            if (p->buckets[i].run)
+                VLA_TRY(rebind(p, p->buckets[i].plan, &p->buckets[i].run, err));
+        for (size_t i = 0; i < p->update_count; i++)
+            if (p->updates[i].run)
+                VLA_TRY(rebind(p, p->updates[i].plan, &p->updates[i].run, err));
+    }
+    raise_memory(p, plan);
+    return vla_run_create(p->executor, plan, p->store, run, err);
+}
+
+/* The graph of a shape with its backward pass, as the options want it. */
+static vla_status make_graph(vlai_plans *p, vlai_bucket *b, vla_graph **graph, vla_error *err)
+{
+    const vlai_plans_options *o = &p->options;
+    VLA_TRY(p->model.build(p->model.user, b->shape, graph, err));
+    vla_value loss = vla_graph_find(*graph, "loss");
+    VLA_TRY(vla_graph_check(*graph, err));
+    if (loss == VLA_NONE)
+        return vlai_fail(err, VLA_E_INVALID, "the model's graph has no result named 'loss'");
+    if (!b->training)
+        return VLA_OK;
+    double scale = 1.0 / (double)o->accumulation;
+    if (o->scaled) {
+        vla_value factor = vla_graph_input(*graph, "loss.scale", VLA_PRECISE, 1, (int64_t[]){1});
+        loss = vla_mul(*graph, loss, factor);
+        scale = 1.0;
+    }
+    VLA_TRY(vla_graph_backward(*graph, loss, scale, err));
+    return vla_graph_store_gradients(*graph, p->store, o->accumulation > 1, b->status, err);
+}
+
+static vla_status fill_bucket(vlai_plans *p, vlai_bucket *b, const void *shape, bool training, vla_error *err)
+{
+    size_t params = vla_store_count(p->store);
+    b->training = training;
+    b->shape = vlai_alloc(p->model.shape_size);
+    b->status = vlai_calloc(params ? params : 1, sizeof *b->status);
+    if (!b->shape || !b->status)
+        return vlai_nomem(err, p->model.shape_size + params * sizeof *b->status);
+    memcpy(b->shape, shape, p->model.shape_size);
+    vla_graph *graph = NULL;
+    vla_status status = make_graph(p, b, &graph, err);
+    if (status != VLA_OK) {
+        vla_graph_destroy(graph);
+        return status;
+    }
+    VLA_TRY(vla_plan_build(graph, &p->options.plan, &b->plan, err)); /* takes the graph, also when it fails */
+    return bind(p, b->plan, &b->run, err);
+}
+
+/* A free place among the buckets; the one used longest ago when all are taken. */
+static vlai_bucket *free_bucket(vlai_plans *p)
+{
+    if (p->count < (size_t)p->options.most)
+        return &p->buckets[p->count++];
+    vlai_bucket *oldest = &p->buckets[0];
+    for (size_t i = 1; i < p->count; i++)
+        if (p->buckets[i].used < oldest->used)
+            oldest = &p->buckets[i];
+    if (!p->told)
+        vlai_warn("more than %lld shapes of batches: plans are dropped and made again (WALLX_PERF_COMPILE_RECOMP_LIMIT)",
+                  (long long)p->options.most);
+    p->told = true;
+    drop_bucket(oldest);
+    return oldest;
+}
+
+vla_status vlai_plans_get(vlai_plans *p, const void *shape, bool training, vlai_bucket **out, vla_error *err)
+{
+    *out = NULL;
+    for (size_t i = 0; i < p->count; i++) {
+        vlai_bucket *b = &p->buckets[i];
+        if (b->run && b->training == training && !memcmp(b->shape, shape, p->model.shape_size)) {
+            b->used = ++p->clock;
+            *out = b;
+            return VLA_OK;
+        }
+    }
+    vlai_bucket *b = free_bucket(p);
+    vla_status status = fill_bucket(p, b, shape, training, err);
+    if (status != VLA_OK) {
+        drop_bucket(b);
+        return status;
+    }
+    b->used = ++p->clock;
+    *out = b;
+    return VLA_OK;
+}
+
+vla_status vlai_plans_update(vlai_plans *p, const vla_gradient_status *wanted, vla_run **out, vla_error *err)
+{
+    size_t bytes = vla_store_count(p->store) * sizeof *wanted;
+    *out = NULL;
+    for (size_t i = 0; i < p->update_count; i++)
+        if (p->updates[i].run && !memcmp(p->updates[i].status, wanted, bytes)) {
+            p->updates[i].used = ++p->clock;
+            *out = p->updates[i].run;
+            return VLA_OK;
+        }
+    update *u = &p->updates[0];
+    if (p->update_count < UPDATES)
+        u = &p->updates[p->update_count++];
+    else
+        for (size_t i = 1; i < UPDATES; i++)
+            if (p->updates[i].used < u->used)
+                u = &p->updates[i];
+    drop_update(u);
+    vla_graph *graph = NULL;
+    u->status = vlai_alloc(bytes ? bytes : 1);
+    vla_status status = u->status ? VLA_OK : vlai_nomem(err, bytes);
+    if (status == VLA_OK) {
+        memcpy(u->status, wanted, bytes);
+        status = vla_graph_adamw(p->store, wanted, &p->options.adamw, &graph, err);
+    }
+    if (status == VLA_OK)
+        status = vla_plan_build(graph, &p->options.plan, &u->plan, err);
+    if (status == VLA_OK)
+        status = bind(p, u->plan, &u->run, err);
+    if (status != VLA_OK) {
+        drop_update(u);
+        return status;
+    }
+    u->used = ++p->clock;
+    *out = u->run;
+    return VLA_OK;
+}
+
+vla_plan_memory vlai_plans_memory(const vlai_plans *p)
+{
+    return p->largest;
+}
+
+size_t vlai_plans_count(const vlai_plans *p)
+{
+    return p->count;
+}

@@ -1,0 +1,30 @@
+/* The records of a run: metrics.jsonl with one line per step, validation.jsonl with one per validation, in the run folder.
+ *
+ *     vlai_metrics *m;
+ *     VLA_TRY(vlai_metrics_open("run", 10, &m, err));   // resumed after step 10: lines of later steps are removed
+ *     VLA_TRY(vlai_metrics_put(m, &record, err));       // formats into its own buffer: nothing is allocated
+ *     vlai_metrics_close(m);
+ *
+ * Numbers are written so that they read back as the same double; what is not finite is null. */
+#ifndef VLAI_METRICS_H
+#define VLAI_METRICS_H
+
+#include "vla/trainer.h"
+
+VLA_BEGIN_DECLS
+
+#define VLAI_METRICS_FILE "metrics.jsonl"
+#define VLAI_VALIDATION_FILE "validation.jsonl"
+
+typedef struct vlai_metrics vlai_metrics;
+
+vla_status vlai_metrics_open(const char *run, int64_t step, vlai_metrics **out, vla_error *err);
+vla_status vlai_metrics_put(vlai_metrics *metrics, const vla_record *record, vla_error *err); /* STEP or VALIDATION */
+void vlai_metrics_close(vlai_metrics *metrics);
+
+/* Resident memory of this process in bytes; 0 where the system does not say. Allocates nothing. */
+uint64_t vlai_resident_bytes(void);
+
+VLA_END_DECLS
+
+#endif

@@ -1,0 +1,33 @@
+/* What a checkpoint records of a run besides tensors, and whether a run may go on from it.
+ *
+ * state.json holds the counters, "fixed" (values that decide the bits: seed, batch, numerics, data, contract) and "free"
+ * (values that may change between the parts of a run: rates, schedule, lengths). Resuming compares every value of "fixed"
+ * and lists all that differ, each with both values. */
+#ifndef VLAI_RESUME_H
+#define VLAI_RESUME_H
+
+#include "base/text.h"
+#include "vla/trainer.h"
+
+VLA_BEGIN_DECLS
+
+/* The counters that move. */
+typedef struct vlai_progress {
+    int64_t step;    /* steps completed, skipped ones included */
+    int64_t updates; /* steps applied: Adam's t */
+    int64_t skips, bad_in_a_row;
+    int64_t epoch, place; /* of the next sample */
+    int64_t samples;      /* seen */
+} vlai_progress;
+
+/* state.json as text. `count`: samples of an epoch's order. */
+vla_status vlai_state_text(const vla_trainer_options *options, int64_t count, const vlai_progress *progress, vlai_text *out,
+                           vla_error *err);
+/* Reads the counters of a checkpoint's state and compares its "fixed" values with those of now. `allow`: names that may
+ * differ, ended by NULL; "all" = any. Differences that are allowed, and those of "free", are logged. */
+vla_status vlai_state_read(const char *text, const char *path, const vla_trainer_options *options, int64_t count,
+                           vlai_progress *out, vla_error *err);
+
+VLA_END_DECLS
+
+#endif
