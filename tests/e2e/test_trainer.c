@@ -1,0 +1,463 @@
+/* The trainer on a small model: it learns, resumes to the bit whatever the workers and threads, survives what is not
+ * finite, stops when asked, and fails cleanly at any write or allocation. */
+#include "test.h"
+#include "toy.h"
+
+#include "base/io.h"
+#include "base/text.h"
+#include "vla/log.h"
+
+#include <stdatomic.h>
+#include <unistd.h>
+
+static char root[] = "/tmp/vla-train-XXXXXX";
+static vlai_text logged;
+
+static void log_line(vla_log_level level, const char *text, void *user)
+{
+    (void)level;
+    (void)user;
+    vlai_text_puts(&logged, text);
+    vlai_text_puts(&logged, "\n");
+}
+
+static int make_root(void **state)
+{
+    (void)state;
+    vla_log_set(log_line, NULL, VLA_LOG_INFO);
+    return mkdtemp(root) ? 0 : -1;
+}
+
+static int drop_root(void **state)
+{
+    (void)state;
+    vla_error err = VLA_ERROR_INIT;
+    vlai_text_fini(&logged);
+    return vlai_remove_tree(root, &err);
+}
+
+static const char *at(const char *name)
+{
+    static char path[8][512];
+    static int turn;
+    turn = (turn + 1) % 8;
+    snprintf(path[turn], sizeof path[turn], "%s/%s", root, name);
+    return path[turn];
+}
+
+static toy plain = {.seed = 11, .fail_at = -1};
+
+static vla_status train(toy *t, const vla_trainer_options *o, vla_error *err)
+{
+    vla_model model = toy_model(t);
+    vla_samples samples = toy_samples(t, 50), validation = toy_samples(t, 7);
+    vla_trainer *trainer;
+    VLA_TRY(vla_trainer_create(&model, &samples, &validation, o, &trainer, err));
+    vla_status status = vla_trainer_run(trainer, err);
+    vla_trainer_destroy(trainer);
+    return status;
+}
+
+/* The whole text of a file of a run. */
+static char *slurp(const char *run, const char *name, size_t *size)
+{
+    vla_error err = VLA_ERROR_INIT;
+    char path[1024], *text;
+    snprintf(path, sizeof path, "%s/%s", run, name);
+    assert_ok(vlai_read_file(path, 0, &text, size, &err), err);
+    return text;
+}
+
+static void assert_same_file(const char *a, const char *b, const char *name)
+{
+    size_t n, m;
+    char *x = slurp(a, name, &n), *y = slurp(b, name, &m);
+    if (n != m || memcmp(x, y, n) != 0)
+        fail_msg("%s and %s differ in %s", a, b, name);
+    vlai_free(x);
+    vlai_free(y);
+}
+
+/* metrics.jsonl up to the fields that measure time and memory. */
+static void assert_same_metrics(const char *a, const char *b, int64_t lines)
+{
+    size_t n, m;
+    char *x = slurp(a, "metrics.jsonl", &n), *y = slurp(b, "metrics.jsonl", &m), *save_x, *save_y;
+    char *p = strtok_r(x, "\n", &save_x), *q = strtok_r(y, "\n", &save_y);
+    int64_t count = 0;
+    for (; p && q; p = strtok_r(NULL, "\n", &save_x), q = strtok_r(NULL, "\n", &save_y), count++) {
+        char *end_p = strstr(p, ", \"step_ms\""), *end_q = strstr(q, ", \"step_ms\"");
+        assert_non_null(end_p);
+        assert_non_null(end_q);
+        *end_p = *end_q = 0;
+        assert_string_equal(p, q);
+        assert_non_null(strstr(p, "\"loss\": "));
+    }
+    assert_true(!p && !q);
+    assert_int_equal(count, lines);
+    vlai_free(x);
+    vlai_free(y);
+}
+
+static void assert_same_checkpoint(const char *a, const char *b, const char *name)
+{
+    static const char *const files[] = {"model.safetensors", "optimizer-0-of-1.safetensors", "state.json"};
+    char x[1024], y[1024];
+    snprintf(x, sizeof x, "%s/%s", a, name);
+    snprintf(y, sizeof y, "%s/%s", b, name);
+    for (int i = 0; i < 3; i++)
+        assert_same_file(x, y, files[i]);
+}
+
+static void set_variant(vla_trainer_options *o, int variant)
+{
+    o->accumulation = variant == 1 || variant == 3 ? 3 : 1;
+    o->global_loss = variant == 3;
+    o->numerics = variant == 2 ? VLA_BF16_MASTER : VLA_FP32;
+}
+
+/* 20 steps = 10 + resume + 10, over an epoch's end, with other workers and threads, with and without accumulation. */
+static void resume_is_exact(void **state)
+{
+    (void)state;
+    for (int variant = 0; variant < 4; variant++) {
+        vla_error err = VLA_ERROR_INIT;
+        char whole[64], parts[64];
+        snprintf(whole, sizeof whole, "whole%d", variant);
+        snprintf(parts, sizeof parts, "parts%d", variant);
+        toy slow = plain;
+        slow.nanoseconds = 300000;
+        vla_trainer_options o = toy_options(at(whole));
+        set_variant(&o, variant);
+        assert_ok(train(&plain, &o, &err), err);
+
+        o.run = at(parts);
+        o.stop_at = 10;
+        o.workers = 5;
+        o.threads = 3;
+        assert_ok(train(&slow, &o, &err), err);
+        o.stop_at = 0;
+        o.workers = 0;
+        o.threads = 2;
+        o.resume = at(parts);
+        assert_ok(train(&plain, &o, &err), err);
+        const char *last = variant == 1 || variant == 3 ? "4_20" : "1_20";
+        assert_same_checkpoint(at(whole), at(parts), last);
+        assert_same_metrics(at(whole), at(parts), 20);
+    }
+}
+
+static void same_seed_same_bits(void **state)
+{
+    (void)state;
+    vla_error err = VLA_ERROR_INIT;
+    vla_trainer_options o = toy_options(at("again"));
+    assert_ok(train(&plain, &o, &err), err);
+    assert_same_checkpoint(at("whole0"), at("again"), "1_20");
+    assert_same_metrics(at("whole0"), at("again"), 20);
+}
+
+/* A run killed after lines that its last checkpoint does not cover: they are written once. */
+static void metrics_have_no_duplicates(void **state)
+{
+    (void)state;
+    vla_error err = VLA_ERROR_INIT;
+    vla_trainer_options o = toy_options(at("lines"));
+    o.save_interval = 8;
+    o.stop_at = 13;
+    assert_ok(train(&plain, &o, &err), err);
+    assert_ok(vlai_remove_tree(at("lines/1_13"), &err), err);
+    char path[512];
+    snprintf(path, sizeof path, "%s/metrics.jsonl", at("lines"));
+    FILE *f = fopen(path, "a");
+    fputs("{\"step\": 14, \"epo", f); /* cut by the kill */
+    fclose(f);
+    o.stop_at = 0;
+    o.resume = o.run;
+    assert_ok(train(&plain, &o, &err), err);
+    assert_same_metrics(at("whole0"), at("lines"), 20);
+    assert_same_checkpoint(at("whole0"), at("lines"), "1_20");
+}
+
+static void it_learns(void **state)
+{
+    (void)state;
+    vla_error err = VLA_ERROR_INIT;
+    vla_trainer_options o = toy_options(at("learns"));
+    o.steps = 400;
+    o.batch = 8;
+    toy t = plain;
+    vla_model model = toy_model(&t);
+    vla_samples samples = toy_samples(&t, 50), validation = toy_samples(&t, 7);
+    vla_trainer *trainer;
+    vla_record first, last, held;
+    assert_ok(vla_trainer_create(&model, &samples, &validation, &o, &trainer, &err), err);
+    assert_ok(vla_trainer_step(trainer, &first, &err), err);
+    while (vla_trainer_steps_done(trainer) < 400)
+        assert_ok(vla_trainer_step(trainer, &last, &err), err);
+    assert_fails(vla_trainer_step(trainer, &last, &err), VLA_E_CANCELLED, err, "over after step 400");
+    assert_ok(vla_trainer_validate(trainer, &held, &err), err);
+    double again = held.loss;
+    assert_ok(vla_trainer_validate(trainer, &held, &err), err);
+    assert_true(held.loss == again);
+    print_message("loss %g -> %g, held out %g\n", first.loss, last.loss, held.loss);
+    assert_true(last.loss < 0.05 * first.loss);
+    vla_trainer_destroy(trainer);
+}
+
+/* A step allocates nothing once its plans exist. */
+static void steps_allocate_nothing(void **state)
+{
+    (void)state;
+    vla_error err = VLA_ERROR_INIT;
+    vla_trainer_options o = toy_options(at("still"));
+    o.steps = 300;
+    toy t = plain;
+    vla_model model = toy_model(&t);
+    vla_samples samples = toy_samples(&t, 50);
+    vla_trainer *trainer;
+    vla_record r;
+    assert_ok(vla_trainer_create(&model, &samples, NULL, &o, &trainer, &err), err);
+    for (int i = 0; i < 100; i++)
+        assert_ok(vla_trainer_step(trainer, &r, &err), err);
+    vla_memory_stats before = vla_memory_stats_get();
+    for (int i = 0; i < 100; i++)
+        assert_ok(vla_trainer_step(trainer, &r, &err), err);
+    vla_memory_stats after = vla_memory_stats_get();
+    assert_int_equal(before.allocations, after.allocations);
+    assert_int_equal(before.releases, after.releases);
+    vla_trainer_destroy(trainer);
+}
+
+/* Bad samples: their steps are skipped and named, weights stay finite; too many in a row end the run unsaved. */
+static void bad_values_are_skipped(void **state)
+{
+    (void)state;
+    vla_error err = VLA_ERROR_INIT;
+    vla_trainer_options o = toy_options(at("bad"));
+    o.epochs = 1;
+    o.max_bad_steps = 3;
+    o.steps = 0;
+    o.schedule = VLA_LR_CONSTANT;
+    toy t = plain;
+    t.nan_from = 9;
+    t.nan_to = 13;
+    assert_ok(train(&t, &o, &err), err);
+    assert_non_null(strstr(logged.data, "step 3: the loss is not finite with toy set, sample 9"));
+    size_t n;
+    char *text = slurp(at("bad"), "metrics.jsonl", &n);
+    assert_non_null(strstr(text, "\"step\": 3, \"epoch\": 0, \"samples\": 12, \"loss\": null"));
+    int skipped = 0;
+    for (char *p = text; (p = strstr(p, "\"skipped\": 1")); p++)
+        skipped++;
+    assert_int_equal(skipped, 2);
+    vlai_free(text);
+    text = slurp(at("bad/0_12"), "state.json", &n);
+    assert_non_null(strstr(text, "\"updates\": 10"));
+    assert_non_null(strstr(text, "\"skips\": 2"));
+    vlai_free(text);
+
+    o.run = at("worse");
+    o.save_interval = 1;
+    t.nan_to = 40;
+    assert_fails(train(&t, &o, &err), VLA_E_NONFINITE, err, "3 steps in a row were not finite, the last of them step 5");
+    vla_checkpoint *c;
+    assert_ok(vla_checkpoint_open(at("worse"), &c, &err), err);
+    assert_int_equal(vla_checkpoint_step(c), 4); /* steps 3 and 4 were skipped: their state is that of step 2 */
+    vla_checkpoint_close(c);
+}
+
+static volatile sig_atomic_t stop;
+
+static void stop_at_step_7(void *user, const vla_record *r)
+{
+    (void)user;
+    if (r->kind == VLA_RECORD_STEP && r->step == 7)
+        stop = 1;
+}
+
+static void stops_on_request(void **state)
+{
+    (void)state;
+    vla_error err = VLA_ERROR_INIT;
+    vla_trainer_options o = toy_options(at("stop"));
+    o.stop = &stop;
+    o.report = stop_at_step_7;
+    assert_fails(train(&plain, &o, &err), VLA_E_CANCELLED, err, "stopped on request after step 7 of 20");
+    stop = 0;
+    o.report = NULL;
+    o.resume = o.run;
+    assert_ok(train(&plain, &o, &err), err);
+    assert_same_checkpoint(at("whole0"), at("stop"), "1_20");
+    assert_same_metrics(at("whole0"), at("stop"), 20);
+}
+
+static void other_settings_are_refused(void **state)
+{
+    (void)state;
+    vla_error err = VLA_ERROR_INIT;
+    vla_trainer_options o = toy_options(at("other"));
+    o.stop_at = 5;
+    o.contract = "{\"cameras\": [\"top\"], \"horizon\": 10}";
+    assert_ok(train(&plain, &o, &err), err);
+    o.stop_at = 0;
+    o.resume = at("other");
+    o.seed = 43;
+    o.batch = 5;
+    o.contract = "{\"cameras\": [\"front\"], \"horizon\": 10}";
+    assert_fails(train(&plain, &o, &err), VLA_E_INVALID, err, "seed: 42 in the checkpoint, 43 now");
+    assert_non_null(strstr(err.message, "batch: 4 in the checkpoint, 5 now"));
+    assert_non_null(strstr(err.message, "cameras: [\"top\"] in the checkpoint, [\"front\"] now"));
+    assert_null(strstr(err.message, "horizon"));
+    assert_non_null(strstr(err.hint, "--allow-change cameras,seed,batch"));
+    const char *allow[] = {"seed", "batch", "cameras", NULL};
+    o.allow_change = allow;
+    assert_ok(train(&plain, &o, &err), err);
+}
+
+static void a_broken_sample_ends_the_run_saved(void **state)
+{
+    (void)state;
+    vla_error err = VLA_ERROR_INIT;
+    vla_trainer_options o = toy_options(at("broken"));
+    toy t = plain;
+    t.fail_at = 30;
+    assert_fails(train(&t, &o, &err), VLA_E_CORRUPT, err, "episode 1, frame 30, camera top");
+    vla_checkpoint *c;
+    assert_ok(vla_checkpoint_open(at("broken"), &c, &err), err);
+    assert_int_equal(vla_checkpoint_step(c), 7);
+    vla_checkpoint_close(c);
+}
+
+/* A fresh run in a used folder does not meet the other run's future. */
+static void old_checkpoints_step_aside(void **state)
+{
+    (void)state;
+    vla_error err = VLA_ERROR_INIT;
+    vla_trainer_options o = toy_options(at("used"));
+    assert_ok(train(&plain, &o, &err), err);
+    o.stop_at = 6;
+    assert_ok(train(&plain, &o, &err), err);
+    vla_checkpoint *c;
+    assert_ok(vla_checkpoint_open(at("used"), &c, &err), err);
+    assert_int_equal(vla_checkpoint_step(c), 6);
+    vla_checkpoint_close(c);
+    assert_true(vlai_is_dir(at("used/1_20.old")));
+    assert_same_metrics(at("used"), at("used"), 6);
+}
+
+static void small_splits_are_refused(void **state)
+{
+    (void)state;
+    vla_error err = VLA_ERROR_INIT;
+    vla_trainer_options o = toy_options(at("small"));
+    o.batch = 26;
+    o.accumulation = 2;
+    assert_fails(train(&plain, &o, &err), VLA_E_INVALID, err, "has 50 samples, a step takes 26 x 2");
+}
+
+/* Writes: the Nth one of a whole short run fails. Saves that fail are tried again; the run may still succeed. */
+static void every_failing_write(void **state)
+{
+    (void)state;
+    vla_error err = VLA_ERROR_INIT;
+    int failures = 0;
+    for (uint64_t n = 1;; n++) {
+        vlai_remove_tree(at("writes"), &err);
+        vla_trainer_options o = toy_options(at("writes"));
+        o.steps = 4;
+        o.save_interval = 2;
+        vlai_io_fail_nth(n);
+        vla_status status = train(&plain, &o, &err);
+        bool reached = vlai_io_fail_nth(0) >= n;
+        failures += status != VLA_OK;
+        if (status == VLA_OK) {
+            vla_checkpoint *c;
+            assert_ok(vla_checkpoint_open(at("writes"), &c, &err), err);
+            assert_int_equal(vla_checkpoint_step(c), 4);
+            vla_checkpoint_close(c);
+        } else {
+            assert_non_null(strstr(err.message, "No space left"));
+        }
+        if (!reached) {
+            assert_int_equal(status, VLA_OK);
+            break;
+        }
+    }
+    assert_true(failures > 5); /* records of steps; a save has a second chance */
+}
+
+static atomic_long countdown;
+
+static void *failing_alloc(size_t size, size_t align, void *user)
+{
+    (void)user;
+    if (atomic_fetch_sub(&countdown, 1) == 1)
+        return NULL;
+    return align <= 16 ? malloc(size) : aligned_alloc(align, (size + align - 1) & ~(align - 1));
+}
+
+static void plain_release(void *ptr, void *user)
+{
+    (void)user;
+    free(ptr);
+}
+
+/* Allocations: the Nth one of a run with a resume fails, for N in steps that a short test can take (every one when
+ * VLA_TEST_LONG is set). */
+static void every_failing_allocation(void **state)
+{
+    (void)state;
+    static const vla_allocator failing = {failing_alloc, plain_release, NULL};
+    vla_error err = VLA_ERROR_INIT;
+    long stride = getenv("VLA_TEST_LONG") ? 1 : 7;
+    vlai_text_fini(&logged);
+    vla_log_set(NULL, NULL, VLA_LOG_ERROR);
+    vla_allocator_set(&failing);
+    atomic_store(&countdown, 0);
+    int failures = 0;
+    for (long n = 1;; n += stride) {
+        vlai_remove_tree(at("allocs"), &err);
+        vla_trainer_options o = toy_options(at("allocs"));
+        o.steps = 3;
+        o.save_interval = 2;
+        atomic_store(&countdown, n);
+        vla_status status = train(&plain, &o, &err);
+        if (status == VLA_OK) {
+            o.steps = 4;
+            o.resume = o.run;
+            status = train(&plain, &o, &err);
+        }
+        bool reached = atomic_load(&countdown) <= 0;
+        atomic_store(&countdown, 0);
+        failures += status != VLA_OK;
+        if (!reached) {
+            assert_int_equal(status, VLA_OK);
+            break;
+        }
+    }
+    print_message("%d runs failed cleanly\n", failures);
+    assert_true(failures > 20);
+    vla_allocator_set(NULL);
+    vla_log_set(log_line, NULL, VLA_LOG_INFO);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(resume_is_exact),
+        cmocka_unit_test(same_seed_same_bits),
+        cmocka_unit_test(metrics_have_no_duplicates),
+        cmocka_unit_test(it_learns),
+        cmocka_unit_test(steps_allocate_nothing),
+        cmocka_unit_test(bad_values_are_skipped),
+        cmocka_unit_test(stops_on_request),
+        cmocka_unit_test(other_settings_are_refused),
+        cmocka_unit_test(a_broken_sample_ends_the_run_saved),
+        cmocka_unit_test(old_checkpoints_step_aside),
+        cmocka_unit_test(small_splits_are_refused),
+        cmocka_unit_test(every_failing_write),
+        cmocka_unit_test(every_failing_allocation),
+    };
+    return cmocka_run_group_tests(tests, make_root, drop_root);
+}
