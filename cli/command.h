@@ -31,7 +31,8 @@ int command_unknown(const char *name, const char *argument, const char *const *k
     X(convert, "rewrite a checkpoint fused or unfused") \
     X(synth, "write a synthetic LeRobot dataset") \
     X(inspect, "show a plan or a graph") \
-    X(check, "validate datasets")
+    X(check, "validate datasets") \
+    X(norm_stats, "statistics that normalise state and action")
 
 #define X(name, text) int command_##name(int argc, char **argv);
 COMMANDS(X)

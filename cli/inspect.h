@@ -4,6 +4,7 @@
 
 #define INSPECTS(X)                                                             \
     X(plan, "memory and FLOPs of a training step at full size, without a device") \
+    X(dataset, "what a dataset holds")                                          \
     X(graph, "the model's operations, as built or with the backward pass")
 
 #define X(name, text) int inspect_##name(int argc, char **argv);
