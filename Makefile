@@ -2,7 +2,7 @@
 BUILD ?= build
 JOBS ?= $(shell nproc)
 
-.PHONY: all deps test install clean
+.PHONY: all deps test check-long install clean
 all: $(BUILD)/build.ninja
 	@ninja -C $(BUILD) -j $(JOBS) vla_program
 
@@ -13,11 +13,16 @@ $(BUILD)/build.ninja: CMakeLists.txt
 	@tools/deps
 	@cmake -S . -B $(BUILD) -G Ninja >$(BUILD).log 2>&1 || { cat $(BUILD).log; exit 1; }
 
+# Everything that CI runs, ending with a count.
 test: $(BUILD)/build.ninja
 	@tests/run $(BUILD)
+
+# The long forms: 10^6 fuzzer executions, every failing allocation and write, 50 killed saves.
+check-long: $(BUILD)/build.ninja
+	@LONG=1 tests/run $(BUILD)
 
 install: all
 	@cmake --install $(BUILD)
 
 clean:
-	rm -rf $(BUILD)
+	rm -rf $(BUILD) $(BUILD)-asan $(BUILD)-tsan $(BUILD)-fuzz
