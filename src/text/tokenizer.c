@@ -537,13 +537,18 @@ static vla_status parse_into(vlai_tokenizer *tok, const json_t *root, vla_error 
 {
     tok->pad = tok->eos = -1;
     tok->general = pcre2_general_context_create(pcre_alloc, pcre_free, NULL);
-    tok->cache = vlai_calloc(TOKENIZER_CACHE_SLOTS, sizeof *tok->cache);
-    if (!tok->general || !tok->cache)
-        return vlai_nomem(err, TOKENIZER_CACHE_SLOTS * sizeof *tok->cache);
+    if (!tok->general)
+        return vlai_nomem(err, 64);
     for (; tok->lock_count < TOKENIZER_CACHE_LOCKS; tok->lock_count++)
         if (pthread_mutex_init(&tok->locks[tok->lock_count], NULL))
             return vlai_nomem(err, sizeof tok->locks);
     VLA_TRY(read_model(tok, root, err));
+    tok->cache_slots = 64;
+    while (tok->cache_slots < tok->vocabulary && tok->cache_slots < TOKENIZER_CACHE_SLOTS)
+        tok->cache_slots *= 2;
+    tok->cache = vlai_calloc(tok->cache_slots, sizeof *tok->cache);
+    if (!tok->cache)
+        return vlai_nomem(err, tok->cache_slots * sizeof *tok->cache);
     VLA_TRY(read_normalizer(tok, json_object_get(root, "normalizer"), err));
     VLA_TRY(read_pre_tokenizer(tok, json_object_get(root, "pre_tokenizer"), 0, err));
     VLA_TRY(check_post_processor(tok, json_object_get(root, "post_processor"), err));

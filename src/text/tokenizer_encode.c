@@ -286,7 +286,7 @@ static vla_status encode_piece(encoder *e, const char *text, size_t size, vla_er
     pthread_mutex_t *lock = NULL;
     if (size <= TOKENIZER_CACHE_BYTES) {
         hash = XXH3_64bits(text, size);
-        cached = &tok->cache[hash % TOKENIZER_CACHE_SLOTS];
+        cached = &tok->cache[hash % tok->cache_slots];
         lock = (pthread_mutex_t *)&tok->locks[hash % TOKENIZER_CACHE_LOCKS];
         int32_t ids[TOKENIZER_CACHE_IDS];
         int count = -1;

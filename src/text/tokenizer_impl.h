@@ -12,7 +12,7 @@
 
 enum {
     TOKENIZER_MAX_SPLITS = 4,
-    TOKENIZER_CACHE_SLOTS = 8192, /* pieces remembered; a power of two */
+    TOKENIZER_CACHE_SLOTS = 8192, /* most pieces remembered; a power of two */
     TOKENIZER_CACHE_LOCKS = 64,
     TOKENIZER_CACHE_BYTES = 22, /* longest piece remembered: longer ones are rare words */
     TOKENIZER_CACHE_IDS = 8,
@@ -75,6 +75,7 @@ struct vlai_tokenizer {
     bool pads_left;
 
     tokenizer_cached *cache;
+    size_t cache_slots;
     pthread_mutex_t locks[TOKENIZER_CACHE_LOCKS];
     int lock_count;
 };
