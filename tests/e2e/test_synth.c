@@ -383,6 +383,19 @@ static void check_meta(const char *set, const vlai_synth_options *o, const table
     json_decref(stats);
 }
 
+/* Runs the program; its words go to `text`. */
+static int run(char text[4096], const char *arguments)
+{
+    char command[4 * PATH];
+    snprintf(command, sizeof command, "cd '%s' && '%s' %s 2>&1", folder, VLA_TEST_PROGRAM, arguments);
+    FILE *pipe = popen(command, "r");
+    assert_non_null(pipe);
+    size_t n = fread(text, 1, 4095, pipe);
+    text[n] = 0;
+    int status = pclose(pipe);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
 static void test_versions_and_storages(void **state)
 {
     (void)state;
@@ -406,6 +419,11 @@ static void test_versions_and_storages(void **state)
             check_texts(set, &o, &t);
             check_videos(set, &o);
             check_meta(set, &o, &t);
+            char text[4096], arguments[2 * PATH];
+            snprintf(arguments, sizeof arguments, "check --full '%s'", set);
+            int code = run(text, arguments);
+            if (code != 0 || !strstr(text, ": 0 errors, 0 warnings"))
+                fail_msg("vla %s: code %d, said '%s'", arguments, code, text);
         }
 }
 
@@ -634,19 +652,6 @@ static void test_failed_allocations(void **state)
     vla_allocator_set(NULL);
 }
 
-/* Runs the program; its words go to `text`. */
-static int run(char text[4096], const char *arguments)
-{
-    char command[2 * PATH];
-    snprintf(command, sizeof command, "cd '%s' && '%s' synth %s 2>&1", folder, VLA_TEST_PROGRAM, arguments);
-    FILE *pipe = popen(command, "r");
-    assert_non_null(pipe);
-    size_t n = fread(text, 1, 4095, pipe);
-    text[n] = 0;
-    int status = pclose(pipe);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-}
-
 static void test_program(void **state)
 {
     (void)state;
@@ -682,12 +687,14 @@ static void test_program(void **state)
     assert_ok(vlai_mkdirs(in_folder(set, "there"), &err), err);
     size_t before = entries();
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
-        int code = run(text, wrong[i].arguments);
+        char arguments[PATH];
+        snprintf(arguments, sizeof arguments, "synth %s", wrong[i].arguments);
+        int code = run(text, arguments);
         if (code != 2 || !strstr(text, wrong[i].words))
             fail_msg("vla synth %s: code %d, said '%s', wanted '%s'", wrong[i].arguments, code, text, wrong[i].words);
         assert_int_equal(entries(), before);
     }
-    assert_int_equal(run(text, "good --episodes 2 --length 3 --cameras front --size 16x24 --storage image --state-dim 3 "
+    assert_int_equal(run(text, "synth good --episodes 2 --length 3 --cameras front --size 16x24 --storage image --state-dim 3 "
                                "--action-dim 4 --robot arm --seed 7"), 0);
     assert_non_null(strstr(text, "good: LeRobot v3.0, 2 episodes, 6 frames, 1 cameras"));
     json_t *info;
@@ -695,8 +702,8 @@ static void test_program(void **state)
     assert_string_equal(json_string_value(json_object_get(info, "robot_type")), "arm");
     assert_true(json_is_null(json_object_get(info, "video_path")));
     json_decref(info);
-    assert_int_equal(run(text, "numbers --episodes 3 --length 4 --cameras none --version v2.1"), 0);
-    assert_int_equal(run(text, "--help"), 0);
+    assert_int_equal(run(text, "synth numbers --episodes 3 --length 4 --cameras none --version v2.1"), 0);
+    assert_int_equal(run(text, "synth --help"), 0);
     assert_non_null(strstr(text, "Examples:"));
 }
 
