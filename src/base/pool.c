@@ -21,7 +21,8 @@ struct vlai_pool {
     pthread_mutex_t lock;
     pthread_cond_t wake, done;
     uint64_t generation; /* of the current job, under lock */
-    int running;         /* workers still in the current job, under lock */
+    int inside;          /* workers in the current job, under lock */
+    bool open;           /* the current job may still be entered, under lock */
     bool stop;
     vlai_tile_fn fn;
     void *context;
@@ -51,10 +52,13 @@ static void *worker(void *argument)
         if (pool->stop)
             break;
         seen = pool->generation;
+        if (!pool->open) /* woke too late: the others have done it all */
+            continue;
+        pool->inside++;
         pthread_mutex_unlock(&pool->lock);
         drain(pool, arg->index);
         pthread_mutex_lock(&pool->lock);
-        if (--pool->running == 0)
+        if (--pool->inside == 0)
             pthread_cond_signal(&pool->done);
     }
     pthread_mutex_unlock(&pool->lock);
@@ -128,13 +132,14 @@ void vlai_pool_run(vlai_pool *pool, int64_t tiles, vlai_tile_fn fn, void *contex
     pool->context = context;
     pool->tiles = tiles;
     atomic_store(&pool->next, 0);
-    pool->running = pool->threads - 1;
+    pool->open = true;
     pool->generation++;
     pthread_cond_broadcast(&pool->wake);
     pthread_mutex_unlock(&pool->lock);
     drain(pool, 0);
     pthread_mutex_lock(&pool->lock);
-    while (pool->running)
+    pool->open = false;
+    while (pool->inside)
         pthread_cond_wait(&pool->done, &pool->lock);
     pthread_mutex_unlock(&pool->lock);
 }

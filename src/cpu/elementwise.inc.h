@@ -1,22 +1,22 @@
 /* Elementwise kernels: one value in, one value out, all in the order of memory. Inputs may share the output's memory. */
 
-/* y[i] = expression of a[i], b[i] (operands of the output's size). */
-#define ELEMENTWISE(name, expression)                                                                   \
-    VLAI_CLONES static void L(name##_tile)(void *context, int64_t tile, int thread)                     \
-    {                                                                                                   \
-        (void)thread;                                                                                   \
-        const vlai_cpu_call *call = context;                                                            \
-        const real *a = call->in[0].data, *b = call->in[1].data;                                        \
-        real *y = call->out[0].data;                                                                    \
-        vlai_span span = vlai_span_of(tile, VLAI_TILE_ELEMENTS, call->out[0].elements);                 \
-        (void)a, (void)b;                                                                                \
-        for (int64_t i = span.first; i < span.end; i++)                                                 \
-            y[i] = (expression);                                                                        \
-    }                                                                                                   \
-    void FN(name)(const vlai_cpu_call *call)                                                            \
-    {                                                                                                   \
-        if (call->out[0].data)                                                                          \
-            vlai_run(call, vlai_tiles(call->out[0].elements, VLAI_TILE_ELEMENTS), L(name##_tile));      \
+/* y[i] = expression of a[i], b[i] (operands of the output's size); `cost`: work of one element, 1 = an addition. */
+#define ELEMENTWISE(name, cost, expression)                                                                   \
+    VLAI_CLONES static void L(name##_tile)(void *context, int64_t tile, int thread)                           \
+    {                                                                                                         \
+        (void)thread;                                                                                         \
+        const vlai_cpu_call *call = context;                                                                  \
+        const real *a = call->in[0].data, *b = call->in[1].data;                                              \
+        real *y = call->out[0].data;                                                                          \
+        vlai_span span = vlai_span_of(tile, VLAI_TILE_ELEMENTS / (cost), call->out[0].elements);              \
+        (void)a, (void)b;                                                                                     \
+        for (int64_t i = span.first; i < span.end; i++)                                                       \
+            y[i] = (expression);                                                                              \
+    }                                                                                                         \
+    void FN(name)(const vlai_cpu_call *call)                                                                  \
+    {                                                                                                         \
+        if (call->out[0].data)                                                                                \
+            vlai_run(call, vlai_tiles(call->out[0].elements, VLAI_TILE_ELEMENTS / (cost)), L(name##_tile));   \
     }
 
 static inline real L(sigmoid)(real x)
@@ -37,17 +37,17 @@ static inline real L(phi)(real x)
     return (real)0.5 * (1 + erf(x * (real)0.70710678118654752440));
 }
 
-ELEMENTWISE(add, a[i] + b[i])
-ELEMENTWISE(sub, a[i] - b[i])
-ELEMENTWISE(mul, a[i] * b[i])
-ELEMENTWISE(scale, a[i] * (real)call->node->attrs.fill.value)
-ELEMENTWISE(silu, a[i] / (1 + EXP(-a[i])))
-ELEMENTWISE(silu_grad, a[i] * L(silu_slope)(b[i]))
-ELEMENTWISE(gelu, a[i] * L(phi)(a[i]))
+ELEMENTWISE(add, 1, a[i] + b[i])
+ELEMENTWISE(sub, 1, a[i] - b[i])
+ELEMENTWISE(mul, 1, a[i] * b[i])
+ELEMENTWISE(scale, 1, a[i] * (real)call->node->attrs.fill.value)
+ELEMENTWISE(silu, 4, a[i] / (1 + EXP(-a[i])))
+ELEMENTWISE(silu_grad, 4, a[i] * L(silu_slope)(b[i]))
+ELEMENTWISE(gelu, 16, a[i] * L(phi)(a[i]))
 /* Phi(x) + x phi(x), phi the normal density: 0.39894228 = 1/sqrt(2 pi). */
-ELEMENTWISE(gelu_grad,
+ELEMENTWISE(gelu_grad, 32,
             a[i] * (L(phi)(b[i]) + b[i] * ((real)0.39894228040143267794 * EXP((real)-0.5 * b[i] * b[i]))))
-ELEMENTWISE(fill, (real)call->node->attrs.fill.value)
+ELEMENTWISE(fill, 1, (real)call->node->attrs.fill.value)
 
 /* Conversion of element types is the executor's: here the value is only moved, or is already in place. */
 static void L(move_tile)(void *context, int64_t tile, int thread)

@@ -26,10 +26,12 @@
 #define VLAI_CLONES
 #endif
 
+/* Sharing a job costs a few microseconds: a tile is at least ten of one core's. */
 enum {
-    VLAI_TILE_ELEMENTS = 32768, /* elements of one tile of an elementwise kernel */
-    VLAI_CHUNK_ROWS = 256,      /* rows of one partial sum over rows */
-    VLAI_CHUNK_ELEMENTS = 32768 /* elements of one partial sum over a whole tensor */
+    VLAI_TILE_ELEMENTS = 131072, /* elements of one tile of a kernel that moves or adds; 1/COST of that for dearer ones */
+    VLAI_TILE_UPDATE = 32768,    /* elements of one tile of the optimiser */
+    VLAI_CHUNK_ROWS = 512,       /* rows of one partial sum over rows */
+    VLAI_CHUNK_ELEMENTS = 65536  /* elements of one partial sum over a whole tensor */
 };
 
 typedef struct vlai_span {
@@ -91,7 +93,7 @@ static inline float vlai_round_bf16(float x)
                 int64_t i = base_ + l_;                                                                          \
                 lane_[l_] += (type)(term);                                                                       \
             }                                                                                                    \
-        for (int l_ = 0; base_ < n_; base_++, l_++) {                                                            \
+        for (int l_ = 0; base_ < n_ && l_ < 8; base_++, l_++) {                                                  \
             int64_t i = base_;                                                                                   \
             lane_[l_] += (type)(term);                                                                           \
         }                                                                                                        \

@@ -160,7 +160,7 @@ VLAI_CLONES static void L(adamw_tile)(void *context, int64_t tile, int thread)
     bool split = call->in[0].dtype == VLA_BF16 && call->in[6].data;
     uint16_t *high = call->in[0].data, *low = call->in[6].data;
     real p[L(BLOCK)], g[L(BLOCK)], m[L(BLOCK)], v[L(BLOCK)];
-    vlai_span span = vlai_span_of(tile, VLAI_TILE_ELEMENTS, call->in[0].elements);
+    vlai_span span = vlai_span_of(tile, VLAI_TILE_UPDATE, call->in[0].elements);
     for (int64_t at = span.first; at < span.end; at += L(BLOCK)) {
         int64_t n = span.end - at < L(BLOCK) ? span.end - at : L(BLOCK);
         if (split)
@@ -194,5 +194,5 @@ void FN(adamw)(const vlai_cpu_call *call)
     real clip[3];
     L(load)(&call->in[5], 0, 3, clip);
     if (clip[2] != 0)
-        vlai_run(call, vlai_tiles(call->in[0].elements, VLAI_TILE_ELEMENTS), L(adamw_tile));
+        vlai_run(call, vlai_tiles(call->in[0].elements, VLAI_TILE_UPDATE), L(adamw_tile));
 }

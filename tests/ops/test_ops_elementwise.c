@@ -1,7 +1,7 @@
 /* Elementwise kernels, norms and plain sums against the formulas of vla/graph.h. */
 #include "kernel_test.h"
 
-static const int64_t SHAPES[][2] = {{1, 1}, {3, 5}, {0, 4}, {7, 33}, {257, 130}, {600, 64}, {5, 40000}};
+static const int64_t SHAPES[][2] = {{1, 1}, {3, 5}, {0, 4}, {7, 33}, {257, 130}, {600, 64}, {5, 40000}, {2, 150000}};
 enum { N_SHAPES = sizeof SHAPES / sizeof *SHAPES };
 
 static double sigmoid(double x)
@@ -128,18 +128,18 @@ static void test_rms_norm(void **state)
         tensor dx = result_tensor(&c, SHAPE2(n, cols)), dw = result_tensor(&c, SHAPE1(cols));
         for (int64_t r = 0; r < n; r++) {
             const double *xr = x.f + r * cols, *dyr = dy.f + r * cols;
-            double square = 0, dot = 0;
+            long double square = 0, dot = 0; /* long sums of products of short fractions err to one side in double */
             for (int64_t i = 0; i < cols; i++)
-                square += xr[i] * xr[i];
-            double q = 1 / sqrt(square / (double)cols + eps);
+                square += (long double)xr[i] * xr[i];
+            double q = 1 / sqrt((double)square / (double)cols + eps);
             /* The gradient kernels are given rstd as stored; one that is exact in float keeps both instances equal. */
             rstd.f[r] = q;
             double kept = (double)(float)q;
             for (int64_t i = 0; i < cols; i++)
-                dot += dyr[i] * (weighted ? w.f[i] : 1) * xr[i];
+                dot += (long double)dyr[i] * (weighted ? w.f[i] : 1) * xr[i];
             for (int64_t i = 0; i < cols; i++) {
                 y.f[r * cols + i] = xr[i] * q * (weighted ? w.f[i] : 1);
-                dx.f[r * cols + i] = kept * dyr[i] * (weighted ? w.f[i] : 1) - xr[i] * kept * kept * kept * dot / (double)cols;
+                dx.f[r * cols + i] = kept * dyr[i] * (weighted ? w.f[i] : 1) - xr[i] * kept * kept * kept * (double)dot / (double)cols;
                 dw.f[i] += dyr[i] * xr[i] * kept;
             }
         }

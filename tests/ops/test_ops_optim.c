@@ -1,7 +1,7 @@
 /* The update: copy, accumulate, sum_squares, clip_factor and adamw on every storage type that they take. */
 #include "kernel_test.h"
 
-enum { N = 70001, MAX_THREADS = 3 }; /* more than two tiles, and odd */
+enum { N = 140001, MAX_THREADS = 3 }; /* more than two tiles, and odd */
 
 static const vla_dtype STORED[] = {VLA_F32, VLA_F64, VLA_BF16};
 
@@ -69,11 +69,13 @@ static void test_norm(void **state)
         for (int64_t n = 0; n <= N; n += N) {
             cases c = {.state = (uint64_t)d};
             vlai_cpu_tensor x = stored(&c, STORED[d], n), norms = stored(&c, VLA_F64, 3), clip = stored(&c, VLA_F32, 3);
-            double sum = 0, first = 0;
+            long double exact = 0; /* squares of short fractions: a plain double sum errs to one side */
+            double first = 0;
             for (int64_t i = 0; i < n; i++) {
                 set(&x, i, random_value(&c));
-                sum += get(&x, i) * get(&x, i);
+                exact += (long double)get(&x, i) * get(&x, i);
             }
+            double sum = (double)exact;
             set(&norms, 0, 2);
             set(&norms, 2, 3);
             vlai_node node = {.op = VLAI_OP_sum_squares, .attrs.clip.index = 1};
@@ -187,7 +189,8 @@ static void check_update(vla_dtype param, vla_dtype grad, vla_dtype moments, boo
         double slack = wide ? 2e-15 : 6e-7;
         for (int64_t i = 0; i < N; i++) {
             double stored_p = with_low || param != VLA_BF16 ? 0 : unit(param) / 2, stored_m = moments == VLA_BF16 ? unit(moments) / 2 : 0;
-            assert_true(fabs(master(&u, i) - p[i]) <= slack + stored_p * fabs(p[i]) * 1.01);
+            double moved = 1e-2 * fabs(m[i]) / sqrt(v[i]); /* large where v is small */
+            assert_true(fabs(master(&u, i) - p[i]) <= slack * (1 + moved) + stored_p * fabs(p[i]) * 1.01);
             assert_true(fabs(get(&u.m, i) - m[i]) <= slack + stored_m * fabs(m[i]) * 1.01);
             assert_true(fabs(get(&u.v, i) - v[i]) <= slack + stored_m * fabs(v[i]) * 1.01);
             if (with_low) /* the compute copy is the master, rounded */
