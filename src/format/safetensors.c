@@ -8,6 +8,7 @@
 #include "base/json.h"
 #include "base/memory.h"
 #include "base/text.h"
+#include "format/pickle.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -226,6 +227,26 @@ static vla_status read_entries(vlai_safetensors *st, const char *path, json_t *h
     return check_layout(st->views ? st->views + first : NULL, st->view_count - first, path, data, data_size, err);
 }
 
+/* A tensor of a PyTorch file joins the others; its data stays in the map. */
+static vla_status add_pickled(void *context, const vlai_tensor_view *view, vla_error *err)
+{
+    vlai_safetensors *st = context;
+    VLA_TRY(vlai_reserve((void **)&st->views, &st->view_capacity, st->view_count, sizeof *st->views, err));
+    vlai_tensor_view *copy = &st->views[st->view_count];
+    *copy = *view;
+    copy->name = vlai_arena_strdup(&st->arena, view->name);
+    if (!copy->name)
+        return vlai_nomem(err, strlen(view->name));
+    st->view_count++;
+    return VLA_OK;
+}
+
+static bool ends_with(const char *text, const char *end)
+{
+    size_t n = strlen(text), m = strlen(end);
+    return n >= m && !strcmp(text + n - m, end);
+}
+
 /* Takes the file `name` in: from `memory`, or mapped when that is NULL. */
 static vla_status add_contents(vlai_safetensors *st, const char *name, const vlai_map *memory, vla_error *err)
 {
@@ -239,6 +260,8 @@ static vla_status add_contents(vlai_safetensors *st, const char *name, const vla
     else
         VLA_TRY(vlai_map_open(name, &f->map, err));
     st->file_count++;
+    if (ends_with(name, ".pth") || ends_with(name, ".pt") || ends_with(name, ".bin"))
+        return vlai_pickle_read(f->map.data, f->map.size, f->path, add_pickled, st, err);
 
     if (f->map.size < 8)
         return vlai_fail(err, VLA_E_FORMAT, "%s: %zu bytes are too few for a safetensors file", f->path, f->map.size);
@@ -269,12 +292,6 @@ static vla_status add_file(vlai_safetensors *st, const char *name, vla_error *er
 }
 
 /* ---- sets of files ---- */
-
-static bool ends_with(const char *text, const char *end)
-{
-    size_t n = strlen(text), m = strlen(end);
-    return n >= m && !strcmp(text + n - m, end);
-}
 
 static const file *find_file(const vlai_safetensors *st, const char *path)
 {

@@ -34,7 +34,8 @@ typedef struct vlai_safetensors vlai_safetensors;
 struct vlai_writer; /* base/io.h */
 
 /* `path`: a *.safetensors file, a *.safetensors.index.json, or a directory holding model.safetensors, an index, or
- * several *.safetensors files (all of them, sorted by name, as the reference merges a pretrained directory). */
+ * several *.safetensors files (all of them, sorted by name, as the reference merges a pretrained directory). A file of
+ * torch.save (*.pth, *.pt, *.bin) is read as pickle.h says. */
 vla_status vlai_safetensors_open(const char *path, vlai_safetensors **out, vla_error *err);
 /* The same for one file that is in memory already, and stays there; `name` stands for it in messages. */
 vla_status vlai_safetensors_open_memory(const void *data, size_t size, const char *name, vlai_safetensors **out,
