@@ -32,7 +32,8 @@ int command_unknown(const char *name, const char *argument, const char *const *k
     X(synth, "write a synthetic LeRobot dataset") \
     X(inspect, "show a plan or a graph") \
     X(check, "validate datasets") \
-    X(norm_stats, "statistics that normalise state and action")
+    X(norm_stats, "statistics that normalise state and action") \
+    X(bench, "time training steps, switch by switch")
 
 #define X(name, text) int command_##name(int argc, char **argv);
 COMMANDS(X)

@@ -3,13 +3,15 @@
 #include "base/fail.h"
 #include "base/memory.h"
 #include "base/pool.h"
+#include "base/time.h"
 #include "cpu/cpu.h"
 #include "exec/plan.h"
+#include "exec/profile.h"
 #include "exec/state_names.h"
 #include "exec/store.h"
 #include "vla/run.h"
 
-#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { PAGE = 4096, WIDEN_TILE = 1 << 15 };
@@ -228,26 +230,73 @@ static void run_widened(const vla_run *run, const vlai_cpu_call *original)
             convert(call.pool, round_tile, call.out[i].data, original->out[i].data, call.out[i].elements);
 }
 
+static void run_node(const vla_run *run, size_t n)
+{
+    vla_numerics numerics = run->plan->options.numerics;
+    vlai_cpu_call *call = &run->calls[n];
+    const vlai_op_info *info = &vlai_ops[call->node->op];
+    call->workspace = run->executor->workspace;
+    call->thread_workspace = run->executor->thread_workspace;
+    call->workspace_per_thread = run->executor->per_thread;
+    if (numerics == VLA_FP64)
+        info->cpu_double(call);
+    else if (numerics != VLA_FP32 && !vlai_op_is_raw(call->node->op))
+        run_widened(run, call);
+    else
+        info->cpu_float(call);
+}
+
 vla_status vla_run_execute(vla_run *run, vla_error *err)
 {
     (void)err;
-    const vla_plan *plan = run->plan;
-    vla_executor *ex = run->executor;
-    bool doubles = plan->options.numerics == VLA_FP64;
-    bool bf16 = plan->options.numerics != VLA_FP32 && !doubles;
-    for (size_t n = 0; n < plan->graph->n_nodes; n++) {
-        vlai_cpu_call *call = &run->calls[n];
-        const vlai_op_info *info = &vlai_ops[call->node->op];
-        call->workspace = ex->workspace;
-        call->thread_workspace = ex->thread_workspace;
-        call->workspace_per_thread = ex->per_thread;
-        if (doubles)
-            info->cpu_double(call);
-        else if (bf16 && !vlai_op_is_raw(call->node->op))
-            run_widened(run, call);
-        else
-            info->cpu_float(call);
+    for (size_t n = 0; n < run->plan->graph->n_nodes; n++)
+        run_node(run, n);
+    return VLA_OK;
+}
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+vla_status vlai_run_profile(vla_run *run, int repeats, vlai_profile *out, vla_error *err)
+{
+    *out = (vlai_profile){0};
+    const vla_graph *g = run->plan->graph;
+    double *totals = vlai_calloc((size_t)repeats * 2 + 2, sizeof *totals), *alone = totals + repeats;
+    if (!totals)
+        return vlai_nomem(err, (size_t)repeats * 2 * sizeof *totals);
+    for (int r = 0; r < repeats; r++) {
+        double start = vlai_now(), before = start;
+        for (size_t n = 0; n < g->n_nodes; n++) {
+            run_node(run, n);
+            double now = vlai_now();
+            out->seconds[g->nodes[n].op] += (now - before) / repeats;
+            before = now;
+        }
+        totals[r] = before - start;
     }
+    /* The products again, on whatever their operands hold now: their time does not depend on it. */
+    for (int r = 0; r < repeats; r++) {
+        double start = vlai_now();
+        for (size_t n = 0; n < g->n_nodes; n++)
+            if (g->nodes[n].op == VLAI_OP_matmul)
+                run_node(run, n);
+        alone[r] = vlai_now() - start;
+    }
+    for (size_t n = 0; n < g->n_nodes; n++) {
+        vlai_cost cost = {0};
+        out->calls[g->nodes[n].op]++;
+        vlai_ops[g->nodes[n].op].cost(g, &g->nodes[n], &cost);
+        if (g->nodes[n].op == VLAI_OP_matmul)
+            out->flops_matmul += cost.flops;
+    }
+    qsort(totals, (size_t)repeats, sizeof *totals, by_value);
+    qsort(alone, (size_t)repeats, sizeof *alone, by_value);
+    out->total = totals[repeats / 2];
+    out->matmul_alone = alone[repeats / 2];
+    vlai_free(totals);
     return VLA_OK;
 }
 

@@ -1,0 +1,73 @@
+#include "args.h"
+
+#include "command.h"
+#include "train/config.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int refuse(const args *a, const char *option, const char *value, const char *wanted)
+{
+    fprintf(stderr, "vla %s: %s '%s': wanted %s\n  hint: vla %s --help\n", a->name, option, value, wanted, a->name);
+    return EXIT_USAGE;
+}
+
+static int set(const args *a, const arg_row *row, const char *value)
+{
+    char *end;
+    switch (row->kind) {
+    case ARG_TEXT: *(const char **)row->value = value; return -1;
+    case ARG_REAL: {
+        double real = strtod(value, &end);
+        if (end == value || *end)
+            return refuse(a, row->name, value, "a number");
+        *(double *)row->value = real;
+        return -1;
+    }
+    default: {
+        long long n = strtoll(value, &end, 10), least = row->kind == ARG_COUNT;
+        if (end == value || *end || n < least)
+            return refuse(a, row->name, value, least ? "a number of at least 1" : "a number of at least 0");
+        *(int64_t *)row->value = n;
+        return -1;
+    }
+    }
+}
+
+int args_parse(args *a, int argc, char **argv)
+{
+    if (command_help(argc, argv, a->help))
+        return EXIT_DONE;
+    for (int i = 1; i < argc; i++) {
+        const char *arg = argv[i];
+        size_t length = strcspn(arg, "=");
+        const arg_row *row = NULL;
+        for (int r = 0; r < a->count && !row; r++)
+            if (strlen(a->rows[r].name) == length && !strncmp(a->rows[r].name, arg, length))
+                row = &a->rows[r];
+        if (row && row->kind == ARG_FLAG && !arg[length]) {
+            *(bool *)row->value = true;
+        } else if (row && row->kind != ARG_FLAG) {
+            const char *value = arg[length] ? arg + length + 1 : i + 1 < argc ? argv[++i] : NULL;
+            if (!value) {
+                fprintf(stderr, "vla %s: %s needs a value\n  hint: vla %s --help says which\n", a->name, row->name, a->name);
+                return EXIT_USAGE;
+            }
+            int code = set(a, row, value);
+            if (code >= 0)
+                return code;
+        } else if (a->overrides && vlai_config_is_override(arg) && a->overrides_given < ARGS_MOST) {
+            a->override[a->overrides_given++] = arg;
+        } else if (a->positionals && arg[0] != '-' && a->positionals_given < ARGS_MOST) {
+            a->positional[a->positionals_given++] = arg;
+        } else {
+            const char *known[64];
+            int n = 0;
+            for (; n < a->count && n < 64; n++)
+                known[n] = a->rows[n].name;
+            return command_unknown(a->name, arg, known, n);
+        }
+    }
+    return -1;
+}

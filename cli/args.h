@@ -1,0 +1,48 @@
+/* Command-line arguments from a table: one row per option.
+ *
+ *     int64_t batch = 0; bool json = false; const char *config = NULL;
+ *     const arg_row rows[] = {{"--config", ARG_TEXT, &config}, {"--batch", ARG_COUNT, &batch}, {"--json", ARG_FLAG, &json}};
+ *     args a = {.name = "bench", .help = help, .rows = rows, .count = 3, .overrides = true};
+ *     int code = args_parse(&a, argc, argv);
+ *     if (code >= 0) return code;                 // help was printed, or the arguments are wrong
+ *
+ * Values come as `--batch 4` or `--batch=4`. With `overrides`, --section.key=value is collected for vlai_config_load. */
+#ifndef CLI_ARGS_H
+#define CLI_ARGS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef enum arg_kind {
+    ARG_FLAG,  /* bool */
+    ARG_TEXT,  /* const char * */
+    ARG_COUNT, /* int64_t of at least 1 */
+    ARG_INT,   /* int64_t of at least 0 */
+    ARG_REAL,  /* double */
+} arg_kind;
+
+typedef struct arg_row {
+    const char *name;
+    arg_kind kind;
+    void *value;
+} arg_row;
+
+enum { ARGS_MOST = 256 };
+
+typedef struct args {
+    const char *name, *help;
+    const arg_row *rows;
+    int count;
+    bool overrides;   /* take --section.key=value */
+    bool positionals; /* take arguments without dashes */
+    const char *override[ARGS_MOST];
+    size_t overrides_given;
+    const char *positional[ARGS_MOST];
+    size_t positionals_given;
+} args;
+
+/* -1: go on; else the exit code, everything said. */
+int args_parse(args *a, int argc, char **argv);
+
+#endif
