@@ -35,7 +35,9 @@ typedef struct vlai_memory {
     size_t peak_bytes;    /* largest sum of live bytes at any node: the lower bound of arena_bytes */
 } vlai_memory;
 
-/* Inputs live from the start, named values to the end, everything else from producer to last reader. */
+/* Inputs live for the whole run, results (named values, the loss, gradients that no store takes) from producer to end,
+ * everything else from producer to last reader. With `lifetimes`, a result may also take over the bytes of an operand that
+ * dies at its making; it then shares that operand's root. */
 vla_status vlai_pass_memory(const vla_graph *g, vla_memory_layout layout, vlai_memory *out, vla_error *err);
 void vlai_memory_fini(vlai_memory *memory);
 /* Proves that no two values alive at once share bytes unless they share a root; names the first pair that does. */

@@ -6,6 +6,7 @@
 #include "exec/plan.h"
 #include "ops/op.h"
 #include "pass/pass.h"
+#include "vla/memory.h"
 #include "vla/run.h"
 
 #include <math.h>
@@ -99,12 +100,13 @@ static void decoder(builder *b, int l, vla_value *x0, vla_value *x1)
     *x1 = mlp(b, "layers", l, "1", *x1, w1, s->action_inner);
 }
 
-/* The forward graph; its loss is named "loss". */
-static vla_graph *wallx_like(const sizes *s)
+/* The forward graph; its loss is named "loss". NULL only when there is no memory for the graph itself; ask
+ * vla_graph_check for the rest. */
+static vla_graph *build(const sizes *s)
 {
-    vla_error err;
     builder b = {.s = s, .n0 = s->batch * (s->text + s->units), .n1 = s->batch * s->actions, .patches = s->batch * s->units * 4};
-    assert_ok(vla_graph_create(&b.g, &err), err);
+    if (vla_graph_create(&b.g, NULL) != VLA_OK)
+        return NULL;
     vla_graph *g = b.g;
     int64_t n = b.n0 + b.n1;
     b.map = vla_graph_input(g, "map", VLA_I32, 1, &n);
@@ -145,6 +147,14 @@ static vla_graph *wallx_like(const sizes *s)
         loss = vla_add(g, loss, vla_cross_entropy(g, logits, labels).loss);
     }
     vla_graph_name(g, loss, "loss");
+    return g;
+}
+
+static vla_graph *wallx_like(const sizes *s)
+{
+    vla_error err;
+    vla_graph *g = build(s);
+    assert_non_null(g);
     assert_ok(vla_graph_check(g, &err), err);
     return g;
 }
@@ -536,6 +546,73 @@ static void test_narrow_leaves_what_is_read(void **state)
     vla_graph_destroy(g);
 }
 
+/* --- no memory --- */
+
+typedef struct counter {
+    long left;  /* allocations until one fails; negative: none does */
+    long alive; /* blocks not released */
+} counter;
+
+static void *counted_alloc(size_t size, size_t align, void *user)
+{
+    counter *c = user;
+    if (c->left == 0)
+        return NULL;
+    c->left--;
+    c->alive++;
+    return aligned_alloc(align, (size + align - 1) / align * align);
+}
+
+static void counted_release(void *block, void *user)
+{
+    if (block)
+        ((counter *)user)->alive--;
+    free(block);
+}
+
+static vla_status all_passes(vla_recompute mode, vla_plan **plan, vla_error *err)
+{
+    vla_plan_options o = VLA_PLAN_OPTIONS_DEFAULT;
+    o.recompute = mode;
+    *plan = NULL;
+    vla_graph *g = build(&SMALL);
+    if (!g)
+        return VLA_E_NOMEM;
+    vla_status status = vla_graph_check(g, err);
+    if (status == VLA_OK)
+        status = vlai_pass_narrow(g, NULL, err);
+    if (status == VLA_OK)
+        status = vla_graph_backward(g, vla_graph_find(g, "loss"), 1.0, err);
+    if (status == VLA_OK)
+        return vla_plan_build(g, &o, plan, err);
+    vla_graph_destroy(g);
+    return status;
+}
+
+/* Every allocation of the way from nothing to a plan fails once: an error each time, and nothing is left behind. */
+static void test_no_memory(void **state)
+{
+    (void)state;
+    static const vla_recompute modes[] = {VLA_RECOMPUTE_CHEAP, VLA_RECOMPUTE_LAYER};
+    for (size_t m = 0; m < 2; m++) {
+        long tried = 0;
+        for (vla_status status = VLA_E_NOMEM; status != VLA_OK; tried++) {
+            counter c = {tried, 0};
+            vla_error err = VLA_ERROR_INIT;
+            vla_plan *plan;
+            vla_allocator_set(&(vla_allocator){counted_alloc, counted_release, &c});
+            status = all_passes(modes[m], &plan, &err);
+            vla_plan_destroy(plan);
+            vla_allocator_set(NULL);
+            if (status != VLA_OK && status != VLA_E_NOMEM)
+                fail_msg("allocation %ld: %s: %s", tried, vla_status_name(status), err.message);
+            if (c.alive)
+                fail_msg("allocation %ld: %ld blocks are left", tried, c.alive);
+        }
+        assert_true(tried > 50);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -546,6 +623,7 @@ int main(void)
         cmocka_unit_test(test_recompute_keeps_bits),
         cmocka_unit_test(test_narrow),
         cmocka_unit_test(test_narrow_leaves_what_is_read),
+        cmocka_unit_test(test_no_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
