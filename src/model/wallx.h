@@ -91,6 +91,9 @@ vla_status vlai_wallx_shape_plan(const vlai_wallx_config *config, int64_t sample
 vla_status vlai_wallx_params(const vlai_wallx_config *config, int (*group_of)(const char *name, void *user), void *user,
                              vla_store *store, vla_error *err);
 
+/* True for parameters that stay fp32 in every mode of numerics: norms of the language model, the action head. */
+bool vlai_wallx_precise(const char *name);
+
 /* Fills the store from a checkpoint, strictly: missing, unexpected and reshaped tensors are an error that lists them. */
 struct vlai_safetensors;
 vla_status vlai_wallx_load(const vlai_wallx_config *config, const struct vlai_safetensors *st, vla_store *store, vla_error *err);

@@ -7,10 +7,14 @@
 #include <string.h>
 
 /* Kept in fp32 by the reference, with fp32 arithmetic: language-model norms and the action head. */
+bool vlai_wallx_precise(const char *name)
+{
+    return strstr(name, "layernorms.") || !strncmp(name, "model.norms.", 12) || !strncmp(name, "action_preprocessor.", 20);
+}
+
 static vla_dtype type_of(const char *name)
 {
-    bool precise = strstr(name, "layernorms.") || !strncmp(name, "model.norms.", 12) || !strncmp(name, "action_preprocessor.", 20);
-    return precise ? VLA_PRECISE : VLA_COMPUTE;
+    return vlai_wallx_precise(name) ? VLA_PRECISE : VLA_COMPUTE;
 }
 
 static bool in_model(const vlai_wallx_config *c, const char *name)
