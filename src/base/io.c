@@ -144,6 +144,24 @@ static vla_status write_all(int fd, const char *path, const uint8_t *data, size_
     return VLA_OK;
 }
 
+vla_status vlai_pwrite(int fd, const char *path, const void *data, size_t size, uint64_t offset, vla_error *err)
+{
+    const uint8_t *p = data;
+    while (size) {
+        if (injected())
+            return fail_errno(err, "write", path);
+        ssize_t n = pwrite(fd, p, size, (off_t)offset);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return fail_errno(err, "write", path);
+        p += n;
+        size -= (size_t)n;
+        offset += (uint64_t)n;
+    }
+    return VLA_OK;
+}
+
 vla_status vlai_writer_open(vlai_writer *writer, const char *path, vla_error *err)
 {
     *writer = (vlai_writer){.fd = -1};

@@ -49,6 +49,9 @@ vla_status vlai_append_open(vlai_appender *appender, const char *path, vla_error
 vla_status vlai_append(vlai_appender *appender, const void *data, size_t size, vla_error *err); /* in one write */
 void vlai_append_close(vlai_appender *appender); /* accepts a closed one */
 
+/* Writes at a place of an open file, without moving its position; `path` stands in messages. */
+vla_status vlai_pwrite(int fd, const char *path, const void *data, size_t size, uint64_t offset, vla_error *err);
+
 /* Writes `path` whole or not at all: temporary name, fsync, rename, fsync of the directory. */
 vla_status vlai_write_file_atomic(const char *path, const void *data, size_t size, vla_error *err);
 /* Renames a synced temporary file or directory to its final name and syncs the parent directory. */
