@@ -42,7 +42,7 @@ static inline vlai_span L(key_span)(const L(attention_job) *job, int64_t i)
 }
 
 /* Queries i.. (below `end`) that are worth one block: the keys that any of them may see number at most twice the average
- * that one may see. */
+ * that one may see, and a segment with other keys joins only a block that is still small. */
 static int64_t L(group_end)(const L(attention_job) *job, int64_t i, int64_t end, vlai_span *keys)
 {
     int64_t total = 0, at = i;
@@ -50,6 +50,8 @@ static int64_t L(group_end)(const L(attention_job) *job, int64_t i, int64_t end,
     for (; at < end; at++) {
         vlai_span one = L(key_span)(job, at), all = *keys;
         if (one.end > one.first) {
+            if (at - i >= VLAI_ATTENTION_JOIN && all.end > all.first && (one.first >= all.end || one.end <= all.first))
+                break;
             if (all.end == all.first)
                 all = one;
             all.first = one.first < all.first ? one.first : all.first;
