@@ -26,6 +26,8 @@ int command_help(int argc, char **argv, const char *text);
 int command_unknown(const char *name, const char *argument, const char *const *known, int count);
 
 #define COMMANDS(X)                                        \
+    X(train, "train, or go on from a checkpoint") \
+    X(launch, "start the ranks of a training run") \
     X(parity, "compare with recorded results of the reference") \
     X(config, "list the keys of a training configuration, or check one") \
     X(convert, "rewrite a checkpoint fused or unfused") \

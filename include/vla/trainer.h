@@ -62,6 +62,7 @@ typedef struct vla_model {
     /* Declares the parameters (vla_store_add), and gives them their first values once the store is allocated. */
     vla_status (*params)(void *user, vla_store *store, vla_error *err);
     vla_status (*init)(void *user, vla_store *store, vla_error *err);
+    /* Called once per batch, before fill. */
     vla_status (*shape)(void *user, void *const *slots, int64_t count, void *shape, vla_error *err);
     /* A graph whose result "loss" is trained. */
     vla_status (*build)(void *user, const void *shape, vla_graph **out, vla_error *err);
@@ -109,7 +110,7 @@ typedef struct vla_trainer_options {
     size_t size; /* of this struct */
     const char *run;    /* run folder */
     const char *resume; /* checkpoint or run folder to go on from; NULL = start */
-    /* Fields of the state that may differ from the checkpoint's, ended by NULL; "all" = any. */
+    /* Values of the state that may differ from the checkpoint's, ended by NULL: "seed", "contract.image", ..., or "all". */
     const char *const *allow_change;
     int64_t batch, validation_batch; /* samples of a micro-batch; validation 0 = the same */
     int64_t accumulation;            /* micro-batches of a step */
@@ -135,7 +136,7 @@ typedef struct vla_trainer_options {
     int64_t save_interval, validation_interval, epoch_save_interval, ignore_until, loss_smooth;
     int validate_first;
     int64_t keep_last, max_bad_steps;
-    /* What else the state records and a resume compares: JSON object text, one level of named values; NULL = nothing. */
+    /* Sections that the state records besides and a resume compares: JSON text of an object of objects; NULL = none. */
     const char *contract;
     const vla_checkpoint_file *files; /* copied into each checkpoint */
     size_t file_count;

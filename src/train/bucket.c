@@ -3,6 +3,7 @@
 #include "base/fail.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "pass/pass.h"
 
 #include <string.h>
 
@@ -121,6 +122,8 @@ static vla_status make_graph(vlai_plans *p, vlai_bucket *b, vla_graph **graph, v
     VLA_TRY(vla_graph_check(*graph, err));
     if (loss == VLA_NONE)
         return vlai_fail(err, VLA_E_INVALID, "the model's graph has no result named 'loss'");
+    VLA_TRY(vlai_pass_narrow(*graph, NULL, err));
+    loss = vla_graph_find(*graph, "loss");
     if (!b->training)
         return VLA_OK;
     double scale = 1.0 / (double)o->accumulation;

@@ -5,6 +5,8 @@
 #include "base/log.h"
 #include "base/memory.h"
 
+#include <stdio.h>
+
 #include <string.h>
 
 static const char *numerics_name(vla_numerics n)
@@ -19,44 +21,47 @@ static void set(json_t *object, const char *key, json_t *value, int *failed)
     *failed |= json_object_set_new(object, key, value);
 }
 
-static json_t *fixed_values(const vla_trainer_options *o, int64_t count, vla_error *err)
+/* The sections that a resume compares: the caller's (contract, data, ...), and "settings". */
+static json_t *fixed_sections(const vla_trainer_options *o, int64_t count, vla_error *err)
 {
     int failed = 0;
-    json_t *fixed = json_object();
+    json_t *sections = json_object(), *s = json_object();
     if (o->contract) {
         json_t *contract;
         if (vlai_json_parse(o->contract, strlen(o->contract), "contract", &contract, err) != VLA_OK) {
-            json_decref(fixed);
+            json_decref(sections);
+            json_decref(s);
             return NULL;
         }
-        failed |= json_object_update(fixed, contract);
+        failed |= json_object_update(sections, contract);
         json_decref(contract);
     }
-    set(fixed, "seed", json_integer((json_int_t)o->seed), &failed);
-    set(fixed, "numerics", json_string(numerics_name(o->numerics)), &failed);
-    set(fixed, "batch", json_integer(o->batch), &failed);
-    set(fixed, "accumulation", json_integer(o->accumulation), &failed);
-    set(fixed, "global_loss", json_boolean(o->global_loss), &failed);
-    set(fixed, "epoch_samples", json_integer(count), &failed);
-    set(fixed, "beta1", json_real(o->adamw.beta1), &failed);
-    set(fixed, "beta2", json_real(o->adamw.beta2), &failed);
-    set(fixed, "eps", json_real(o->adamw.eps), &failed);
-    set(fixed, "weight_decay", json_real(o->adamw.weight_decay), &failed);
+    set(s, "seed", json_integer((json_int_t)o->seed), &failed);
+    set(s, "numerics", json_string(numerics_name(o->numerics)), &failed);
+    set(s, "batch", json_integer(o->batch), &failed);
+    set(s, "accumulation", json_integer(o->accumulation), &failed);
+    set(s, "global_loss", json_boolean(o->global_loss), &failed);
+    set(s, "epoch_samples", json_integer(count), &failed);
+    set(s, "beta1", json_real(o->adamw.beta1), &failed);
+    set(s, "beta2", json_real(o->adamw.beta2), &failed);
+    set(s, "eps", json_real(o->adamw.eps), &failed);
+    set(s, "weight_decay", json_real(o->adamw.weight_decay), &failed);
+    set(sections, "settings", s, &failed);
     if (failed) {
-        json_decref(fixed);
+        json_decref(sections);
         vlai_fail(err, VLA_E_NOMEM, "out of host memory while a run's state is written");
         return NULL;
     }
-    return fixed;
+    return sections;
 }
 
-static json_t *free_values(const vla_trainer_options *o, int *failed)
+static json_t *schedule_values(const vla_trainer_options *o, int *failed)
 {
     json_t *values = json_object(), *rates = json_object();
     for (int i = 0; i < o->group_count; i++)
         set(rates, o->groups[i].name, json_real(o->groups[i].rate), failed);
     set(values, "rates", rates, failed);
-    set(values, "schedule", json_string(o->schedule == VLA_LR_COSINE ? "cosine" : "constant"), failed);
+    set(values, "kind", json_string(o->schedule == VLA_LR_COSINE ? "cosine" : "constant"), failed);
     set(values, "min_rate", json_real(o->min_rate), failed);
     set(values, "warmup", json_integer(o->warmup), failed);
     set(values, "steps", json_integer(o->steps), failed);
@@ -68,7 +73,7 @@ vla_status vlai_state_text(const vla_trainer_options *o, int64_t count, const vl
                            vla_error *err)
 {
     int failed = 0;
-    json_t *fixed = fixed_values(o, count, err);
+    json_t *fixed = fixed_sections(o, count, err);
     if (!fixed)
         return err ? err->status : VLA_E_NOMEM;
     json_t *state = json_object();
@@ -82,8 +87,9 @@ vla_status vlai_state_text(const vla_trainer_options *o, int64_t count, const vl
     set(state, "place", json_integer(p->place), &failed);
     set(state, "samples", json_integer(p->samples), &failed);
     set(state, "world", json_integer(1), &failed);
-    set(state, "fixed", fixed, &failed);
-    set(state, "free", free_values(o, &failed), &failed);
+    failed |= json_object_update(state, fixed);
+    json_decref(fixed);
+    set(state, "schedule", schedule_values(o, &failed), &failed);
     char *text = failed ? NULL : json_dumps(state, JSON_INDENT(2) | JSON_REAL_PRECISION(17));
     json_decref(state);
     if (text) {
@@ -117,11 +123,14 @@ static bool equal(const json_t *a, const json_t *b)
     return json_equal(a, b);
 }
 
+/* `allow` holds the name itself or a section that the name lies in. */
 static bool is_allowed(const char *const *allow, const char *name)
 {
-    for (; allow && *allow; allow++)
-        if (!strcmp(*allow, "all") || !strcmp(*allow, name))
+    for (; allow && *allow; allow++) {
+        size_t n = strlen(*allow);
+        if (!strcmp(*allow, "all") || (!strncmp(*allow, name, n) && (!name[n] || name[n] == '.')))
             return true;
+    }
     return false;
 }
 
@@ -131,10 +140,8 @@ typedef struct {
     bool all; /* nothing is refused */
 } comparison;
 
-static void compare_one(comparison *c, const char *name, const json_t *old, const json_t *now)
+static void differ(comparison *c, const char *name, const json_t *old, const json_t *now)
 {
-    if (equal(old, now))
-        return;
     vlai_text line = {0};
     vlai_text_printf(&line, "%s: ", name);
     put_value(&line, old);
@@ -150,16 +157,29 @@ static void compare_one(comparison *c, const char *name, const json_t *old, cons
     vlai_text_fini(&line);
 }
 
-/* Every name of either object. */
-static void compare(comparison *c, const json_t *old, const json_t *now)
+enum { NAME = 512, DEPTH = 8 };
+
+/* Every leaf of either tree, under its dotted name; the values of "settings" under their own. */
+static void compare(comparison *c, const char *path, int depth, const json_t *old, const json_t *now)
 {
-    const char *name;
+    if (!json_is_object(old) || !json_is_object(now) || depth == DEPTH) {
+        if (!equal(old, now))
+            differ(c, path, old, now);
+        return;
+    }
+    const char *key;
     json_t *value;
-    json_object_foreach((json_t *)(uintptr_t)now, name, value)
-        compare_one(c, name, json_object_get(old, name), value);
-    json_object_foreach((json_t *)(uintptr_t)old, name, value)
-        if (!json_object_get(now, name))
-            compare_one(c, name, value, NULL);
+    char name[NAME];
+    bool plain = !*path || !strcmp(path, "settings");
+    json_object_foreach((json_t *)(uintptr_t)now, key, value) {
+        snprintf(name, sizeof name, "%s%s%s", plain ? "" : path, plain ? "" : ".", key);
+        compare(c, name, depth + 1, json_object_get(old, key), value);
+    }
+    json_object_foreach((json_t *)(uintptr_t)old, key, value) {
+        snprintf(name, sizeof name, "%s%s%s", plain ? "" : path, plain ? "" : ".", key);
+        if (!json_object_get(now, key))
+            compare(c, name, depth + 1, value, NULL);
+    }
 }
 
 static vla_status read_counters(const json_t *state, const char *path, vlai_progress *out, vla_error *err)
@@ -180,29 +200,28 @@ static vla_status read_counters(const json_t *state, const char *path, vlai_prog
 static vla_status compare_states(const json_t *state, const char *path, const vla_trainer_options *o, int64_t count,
                                  vla_error *err)
 {
-    json_t *old, *now = fixed_values(o, count, err);
+    json_t *now = fixed_sections(o, count, err), *value;
     if (!now)
         return err ? err->status : VLA_E_NOMEM;
     comparison c = {.allow = o->allow_change};
-    vla_status status = vlai_json_need(state, "fixed", JSON_OBJECT, path, &old, err);
-    if (status == VLA_OK)
-        compare(&c, old, now);
+    const char *section;
+    json_object_foreach(now, section, value)
+        compare(&c, section, 1, json_object_get(state, section), value);
     json_decref(now);
-    if (status == VLA_OK && c.refused.size) {
+    vla_status status = VLA_OK;
+    if (c.refused.size) {
         char hint[512];
-        snprintf(hint, sizeof hint, "set them back, or accept the change with --allow-change %s",
-                 c.names.data ? c.names.data : "all");
-        status = vlai_fail_hint(err, VLA_E_INVALID, hint, "%s: cannot go on with other settings: %s", path,
-                                c.refused.data ? c.refused.data : "");
+        snprintf(hint, sizeof hint, "set them back, or accept the change with --allow-change %s", c.names.data);
+        status = vlai_fail_hint(err, VLA_E_INVALID, hint, "%s: cannot go on with other settings: %s", path, c.refused.data);
     }
     vlai_text_fini(&c.refused);
     vlai_text_fini(&c.names);
     int failed = 0;
-    json_t *values = free_values(o, &failed);
+    json_t *schedule = schedule_values(o, &failed);
     comparison notes = {.all = true};
-    if (status == VLA_OK && !failed && json_is_object(json_object_get(state, "free")))
-        compare(&notes, json_object_get(state, "free"), values);
-    json_decref(values);
+    if (status == VLA_OK && !failed)
+        compare(&notes, "schedule", 1, json_object_get(state, "schedule"), schedule);
+    json_decref(schedule);
     return status;
 }
 

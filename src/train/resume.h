@@ -1,8 +1,8 @@
 /* What a checkpoint records of a run besides tensors, and whether a run may go on from it.
  *
- * state.json holds the counters, "fixed" (values that decide the bits: seed, batch, numerics, data, contract) and "free"
- * (values that may change between the parts of a run: rates, schedule, lengths). Resuming compares every value of "fixed"
- * and lists all that differ, each with both values. */
+ * state.json holds the counters; sections that decide the bits: "settings" (seed, batch, numerics, optimizer) and those of
+ * the caller ("contract", "data"); and "schedule" (rates, lengths), which may change between the parts of a run. Resuming
+ * compares every value of the former and lists all that differ, each with both values. */
 #ifndef VLAI_RESUME_H
 #define VLAI_RESUME_H
 
@@ -23,8 +23,8 @@ typedef struct vlai_progress {
 /* state.json as text. `count`: samples of an epoch's order. */
 vla_status vlai_state_text(const vla_trainer_options *options, int64_t count, const vlai_progress *progress, vlai_text *out,
                            vla_error *err);
-/* Reads the counters of a checkpoint's state and compares its "fixed" values with those of now. `allow`: names that may
- * differ, ended by NULL; "all" = any. Differences that are allowed, and those of "free", are logged. */
+/* Reads the counters of a checkpoint's state and compares it with what the options say now. options->allow_change:
+ * names (or sections) that may differ; "all" = any. Differences that are allowed, and those of the schedule, are logged. */
 vla_status vlai_state_read(const char *text, const char *path, const vla_trainer_options *options, int64_t count,
                            vlai_progress *out, vla_error *err);
 

@@ -298,19 +298,19 @@ static void other_settings_are_refused(void **state)
     vla_error err = VLA_ERROR_INIT;
     vla_trainer_options o = toy_options(at("other"));
     o.stop_at = 5;
-    o.contract = "{\"cameras\": [\"top\"], \"horizon\": 10}";
+    o.contract = "{\"contract\": {\"cameras\": [\"top\"], \"horizon\": 10}}";
     assert_ok(train(&plain, &o, &err), err);
     o.stop_at = 0;
     o.resume = at("other");
     o.seed = 43;
     o.batch = 5;
-    o.contract = "{\"cameras\": [\"front\"], \"horizon\": 10}";
+    o.contract = "{\"contract\": {\"cameras\": [\"front\"], \"horizon\": 10}}";
     assert_fails(train(&plain, &o, &err), VLA_E_INVALID, err, "seed: 42 in the checkpoint, 43 now");
     assert_non_null(strstr(err.message, "batch: 4 in the checkpoint, 5 now"));
-    assert_non_null(strstr(err.message, "cameras: [\"top\"] in the checkpoint, [\"front\"] now"));
+    assert_non_null(strstr(err.message, "contract.cameras: [\"top\"] in the checkpoint, [\"front\"] now"));
     assert_null(strstr(err.message, "horizon"));
-    assert_non_null(strstr(err.hint, "--allow-change cameras,seed,batch"));
-    const char *allow[] = {"seed", "batch", "cameras", NULL};
+    assert_non_null(strstr(err.hint, "--allow-change contract.cameras,seed,batch"));
+    const char *allow[] = {"seed", "batch", "contract", NULL};
     o.allow_change = allow;
     assert_ok(train(&plain, &o, &err), err);
 }
@@ -384,7 +384,7 @@ static void every_failing_write(void **state)
             break;
         }
     }
-    assert_true(failures > 5); /* records of steps; a save has a second chance */
+    assert_true(failures >= 3); /* the files of records; a save has a second chance */
 }
 
 static atomic_long countdown;

@@ -1,0 +1,60 @@
+/* vla launch: starts the ranks of a training run on this machine. A build without GPU support starts one CPU rank, in this
+ * process, and says so. */
+#include "command.h"
+
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char help[] =
+    "Usage: vla launch [--gpus N] [--nnodes N] [--node-rank R] [--master-addr A] [--master-port P] train ARGUMENTS...\n\n"
+    "Starts one rank per GPU. Without a GPU it starts one CPU rank and says so.\n\n"
+    "  --gpus N         ranks on this machine (default: all GPUs)\n"
+    "  --nnodes N       machines (1)\n"
+    "  --node-rank R    which of them this is (0)\n"
+    "  --master-addr A  where rank 0 listens (127.0.0.1)\n"
+    "  --master-port P  (29500)\n\n"
+    "Example:\n"
+    "  vla launch --gpus 8 train --config configs/libero_local_perf.yml\n";
+
+int command_launch(int argc, char **argv)
+{
+    static const char *const known[] = {"--gpus", "--nnodes", "--node-rank", "--master-addr", "--master-port", "train", "--help"};
+    const char *values[5] = {"", "1", "0", "127.0.0.1", "29500"};
+    if (argc < 2 || !strcmp(argv[1], "--help") || !strcmp(argv[1], "-h")) {
+        fputs(help, argc < 2 ? stderr : stdout);
+        return argc < 2 ? EXIT_USAGE : EXIT_DONE;
+    }
+    int i = 1;
+    for (; i < argc && strcmp(argv[i], "train"); i++) {
+        bool found = false;
+        for (int k = 0; k < 5 && !found; k++) {
+            size_t n = strlen(known[k]);
+            if (strncmp(argv[i], known[k], n) || (argv[i][n] && argv[i][n] != '='))
+                continue;
+            if (argv[i][n])
+                values[k] = argv[i] + n + 1;
+            else if (i + 1 < argc)
+                values[k] = argv[++i];
+            else
+                return command_unknown("launch", argv[i], known, 7);
+            found = true;
+        }
+        if (!found)
+            return command_unknown("launch", argv[i], known, 7);
+    }
+    if (i == argc) {
+        fprintf(stderr, "vla launch: no command to launch\n  hint: vla launch [options] train --config FILE\n");
+        return EXIT_USAGE;
+    }
+    if (atoi(values[1]) > 1) {
+        fprintf(stderr, "vla launch: --nnodes %s: several machines need GPUs, and this build has no GPU support\n"
+                        "  hint: set NNODES=1, or build with -DVLA_CUDA=ON\n", values[1]);
+        return EXIT_USAGE;
+    }
+    fprintf(stderr, "vla launch: no GPU support in this build: starting one CPU rank%s%s%s\n",
+            *values[0] && strcmp(values[0], "0") ? " instead of " : "", *values[0] && strcmp(values[0], "0") ? values[0] : "",
+            *values[0] && strcmp(values[0], "0") ? " GPU ranks" : "");
+    return command_train(argc - i, argv + i);
+}
