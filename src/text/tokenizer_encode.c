@@ -24,6 +24,7 @@ typedef struct candidate {
 typedef struct encoder {
     const vlai_tokenizer *tok;
     pcre2_match_data *matches[TOKENIZER_MAX_SPLITS];
+    pcre2_match_context *limits;
     symbol *symbols;
     size_t symbol_capacity;
     candidate *heap;
@@ -330,10 +331,10 @@ static vla_status split(encoder *e, int level, const char *text, size_t size, vl
     pcre2_match_data *match = e->matches[level];
     size_t done = 0, from = 0;
     while (from < size) {
-        int found = pcre2_match(e->tok->splits[level], (PCRE2_SPTR)text, size, from, PCRE2_NO_UTF_CHECK, match, NULL);
+        int found = pcre2_match(e->tok->splits[level], (PCRE2_SPTR)text, size, from, PCRE2_NO_UTF_CHECK, match, e->limits);
         if (found == PCRE2_ERROR_JIT_STACKLIMIT) /* the interpreter's stack is the heap */
             found = pcre2_match(e->tok->splits[level], (PCRE2_SPTR)text, size, from, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT,
-                                match, NULL);
+                                match, e->limits);
         if (found == PCRE2_ERROR_NOMATCH)
             break;
         if (found < 0) {
@@ -400,6 +401,13 @@ static vla_status run(encoder *e, const char *text, size_t size, vla_error *err)
         return vlai_fail(err, VLA_E_INVALID, "text to tokenise is not valid UTF-8 at byte %zu (0x%02x): '%.*s...'", valid,
                          (uint8_t)text[valid], (int)(valid < 60 ? valid : 60), text);
     vla_status status = VLA_OK;
+    e->limits = pcre2_match_context_create(tok->general);
+    if (!e->limits) {
+        status = vlai_nomem(err, 64);
+        goto done;
+    }
+    /* A sound pattern backtracks at most a few times per byte; a pattern that takes exponential time ends in an error. */
+    pcre2_set_match_limit(e->limits, (uint32_t)(size < 1u << 26 ? 10000 + 16 * size : UINT32_MAX));
     for (int i = 0; i < tok->split_count; i++) {
         e->matches[i] = pcre2_match_data_create(1, tok->general);
         if (!e->matches[i]) {
@@ -409,6 +417,7 @@ static vla_status run(encoder *e, const char *text, size_t size, vla_error *err)
     }
     status = cut(e, true, text, size, err);
 done:
+    pcre2_match_context_free(e->limits);
     for (int i = 0; i < tok->split_count; i++)
         pcre2_match_data_free(e->matches[i]);
     vlai_free(e->symbols);

@@ -166,6 +166,8 @@ static void samples_and_batches(void **state)
     assert_ok(vlai_sampler_collate(sampler, both, 2, &batch, &err), err);
     assert_int_equal(batch.width, 40);
     vlai_token_batch_fini(&batch);
+    static const float five[5] = {0};
+    in.state = five;
     in.state_dims = 5;
     assert_fails(vlai_sampler_prepare(sampler, &in, &b, &err), VLA_E_SHAPE, err, "agent_pos_config");
     vlai_sample_fini(&a);
