@@ -71,13 +71,15 @@ static void on_signal(int number)
     stop_requested = 1;
 }
 
-/* The first signal asks for a save, a second one ends the process at once. */
+/* The first signal asks for a save, a second one ends the process at once. A reader of our output that goes away ends
+ * nothing. */
 static void catch_signals(void)
 {
     struct sigaction action = {.sa_handler = on_signal, .sa_flags = (int)SA_RESETHAND};
     sigemptyset(&action.sa_mask);
     sigaction(SIGTERM, &action, NULL);
     sigaction(SIGINT, &action, NULL);
+    signal(SIGPIPE, SIG_IGN);
 }
 
 static void erase(view *v)
