@@ -1,4 +1,4 @@
-/* The episode table by itself, so that the fuzzer can feed it bytes. */
+/* Metadata from memory, so that the fuzzer can feed it bytes. */
 #ifndef VLAI_EPISODES_H
 #define VLAI_EPISODES_H
 
@@ -6,7 +6,9 @@
 
 VLA_BEGIN_DECLS
 
-/* meta/episodes.jsonl from memory into set->episodes; the set's version, cameras and totals are known. */
+/* meta/info.json; text that is no JSON object is an error, everything else a finding. */
+vla_status vlai_info_parse(vla_dataset *set, const char *data, size_t size, vlai_findings *findings, vla_error *err);
+/* meta/episodes.jsonl into set->episodes; the set's version, cameras and totals are known. */
 vla_status vlai_episodes_parse(vla_dataset *set, const char *data, size_t size, vlai_findings *findings, vla_error *err);
 
 VLA_END_DECLS

@@ -1,6 +1,6 @@
 /* meta/info.json: version, rates, path templates, features. What other writers do differently (third-party spellings,
  * nested names, floats for integers) is survived and reported as a warning of kind "info". */
-#include "data/set.h"
+#include "data/episodes.h"
 
 #include "base/fail.h"
 #include "base/json.h"
@@ -357,16 +357,11 @@ static void look_at_splits(const vla_dataset *set, const json_t *info, vlai_find
         odd(findings, "splits.train '%s' is not a range of the %lld episodes", train, (long long)set->total_episodes);
 }
 
-vla_status vlai_load_info(vla_dataset *set, vlai_findings *findings, vla_error *err)
+static vla_status take_info(vla_dataset *set, json_t *info, vlai_findings *findings, vla_error *err)
 {
-    json_t *info;
-    VLA_TRY(load_json(set, findings, &info, err));
-    if (!info)
-        return VLA_OK;
-    vla_status status = VLA_OK;
     read_version(set, info, findings);
     if (set->version == 0)
-        goto done;
+        return VLA_OK;
     set->total_episodes = whole(info, "total_episodes", -1, 0, findings);
     set->total_frames = whole(info, "total_frames", -1, 0, findings);
     set->total_tasks = whole(info, "total_tasks", -1, 0, findings);
@@ -378,22 +373,18 @@ vla_status vlai_load_info(vla_dataset *set, vlai_findings *findings, vla_error *
     const char *robot = json_string_value(json_object_get(info, "robot_type"));
     set->info.robot_type = vlai_set_strdup(set, robot ? robot : "");
     set->info.version = set->version == 30 ? "v3.0" : set->version == 21 ? "v2.1" : "v2.0";
-    if (!set->info.robot_type) {
-        status = vlai_nomem(err, 1);
-        goto done;
-    }
+    if (!set->info.robot_type)
+        return vlai_nomem(err, 1);
     bool v3 = set->version == 30;
-    VLA_TRY_GOTO(read_template(set, info, "data_path",
-                               v3 ? "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
-                                  : "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet",
-                               &set->data_path, findings, err),
-                 done);
-    VLA_TRY_GOTO(read_template(set, info, "video_path",
-                               v3 ? "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
-                                  : "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4",
-                               &set->video_path, findings, err),
-                 done);
-    VLA_TRY_GOTO(read_features(set, info, findings, err), done);
+    VLA_TRY(read_template(set, info, "data_path",
+                          v3 ? "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+                             : "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet",
+                          &set->data_path, findings, err));
+    VLA_TRY(read_template(set, info, "video_path",
+                          v3 ? "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+                             : "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4",
+                          &set->video_path, findings, err));
+    VLA_TRY(read_features(set, info, findings, err));
     static const char *const keys[] = {
         "codebase_version", "robot_type",  "total_episodes",        "total_frames",           "total_tasks",
         "total_videos",     "total_chunks", "chunks_size",          "data_files_size_in_mb",  "video_files_size_in_mb",
@@ -414,7 +405,24 @@ vla_status vlai_load_info(vla_dataset *set, vlai_findings *findings, vla_error *
         videos = videos || set->cameras[c].video;
     if (!videos && json_is_string(json_object_get(info, "video_path")) && v3)
         odd(findings, "video_path is set although no feature is a video");
-done:
+    return VLA_OK;
+}
+
+vla_status vlai_load_info(vla_dataset *set, vlai_findings *findings, vla_error *err)
+{
+    json_t *info;
+    VLA_TRY(load_json(set, findings, &info, err));
+    vla_status status = info ? take_info(set, info, findings, err) : VLA_OK;
+    json_decref(info);
+    return status;
+}
+
+vla_status vlai_info_parse(vla_dataset *set, const char *data, size_t size, vlai_findings *findings, vla_error *err)
+{
+    json_t *info;
+    VLA_TRY(vlai_json_parse(data, size, file, &info, err));
+    vla_status status = json_is_object(info) ? take_info(set, info, findings, err)
+                                             : vlai_fail(err, VLA_E_FORMAT, "%s: the top level is not an object", file);
     json_decref(info);
     return status;
 }
