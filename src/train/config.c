@@ -435,6 +435,37 @@ bool vlai_config_is_override(const char *argument)
                       !strncmp(argument, "--model_type=", 13) || !strncmp(argument, "--eval_batch_size_per_gpu=", 26));
 }
 
+/* One entry of a map, such as data.resolution.face_view: the entry is replaced, or added at the end. The three kinds of map
+ * have one layout (a count, names, values of 8 bytes), so that one copy serves them all. */
+static vla_status set_entry(loader *l, const section *s, const option *o, const char *name, const vlai_yaml *value)
+{
+    void *field = vlai_config_field(l->config, s, o);
+    vlai_words now, one = {0};
+    memcpy(&now, field, sizeof now);
+    const char *keys[] = {name};
+    vlai_yaml item = *value, *items[] = {&item};
+    vlai_yaml map = {.type = VLAI_YAML_MAP, .count = 1, .keys = keys, .items = items};
+    size_t n = now.count, at = 0;
+    const void *values;
+    VLA_TRY(read_map(l, s, o, &map, &one.count, &one.names, &values));
+    while (at < n && strcmp(now.names[at], name))
+        at++;
+    const char **names = vlai_arena_alloc(arena_of(l), (n + 1) * sizeof *names);
+    char *cells = vlai_arena_alloc(arena_of(l), (n + 1) * 8);
+    if (!names || !cells)
+        return no_memory(l);
+    if (n) {
+        memcpy(names, now.names, n * sizeof *names);
+        memcpy(cells, now.values, n * 8);
+    }
+    names[at] = one.names[0];
+    memcpy(cells + at * 8, values, 8);
+    now = (vlai_words){at < n ? n : n + 1, names, (const char *const *)(const void *)cells};
+    memcpy(field, &now, sizeof now);
+    l->config->internal->origins[s->base + (size_t)(o - s->rows())] = (vlai_option_origin){l->source, 0};
+    return VLA_OK;
+}
+
 static vla_status apply_path(loader *l, const char *path, const vlai_yaml *value)
 {
     const section *s;
@@ -444,10 +475,15 @@ static vla_status apply_path(loader *l, const char *path, const vlai_yaml *value
     const section *whole = vlai_config_section(path, strlen(path));
     if (whole && *path)
         return read_section(l, whole, value);
-    /* The longest prefix that is a section tells where the unknown part begins. */
+    /* The longest prefix that is a map or a section tells where the rest begins. */
     for (size_t n = strlen(path); n > 0; n--) {
         if (path[n] != '.')
             continue;
+        char prefix[KEY_SIZE];
+        snprintf(prefix, sizeof prefix, "%.*s", (int)n, path);
+        o = vlai_config_option(prefix, &s);
+        if (o && (o->kind == KIND_DIMS || o->kind == KIND_WORDS || o->kind == KIND_WEIGHTS))
+            return set_entry(l, s, o, path + n + 1, value);
         s = vlai_config_section(path, n);
         if (s)
             return unknown_key(l, s, path + n + 1, 0);

@@ -127,7 +127,7 @@ typedef struct vlai_config {
     vlai_config_internal *internal;
 } vlai_config;
 
-/* `overrides`: "section.key=value", leading dashes allowed; the value is YAML. */
+/* `overrides`: "section.key=value", leading dashes allowed; the value is YAML. "section.map.entry=value" sets one entry. */
 vla_status vlai_config_load(const char *path, const char *const *overrides, size_t count, vlai_config **out,
                             vla_error *err);
 /* The same from memory; `name` stands for the file in messages. */

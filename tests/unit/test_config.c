@@ -1,4 +1,5 @@
 /* The training configuration: what the shipped files mean, every kind of error with its sentence, overrides, variables. */
+#include "alloc.h"
 #include "test.h"
 
 #include "base/io.h"
@@ -285,8 +286,13 @@ static void overrides(void **state)
     vla_error err = VLA_ERROR_INIT;
     const char *good[] = {"--hyperparams.seed=7", "hyperparams.optimizer.betas=[0.5, 0.6]", "--data.resolution={a: 64}",
                           "--hyperparams.scheduler={scheduler_type: constant, num_training_steps: 5}",
-                          "--checkpoint.resume_from=", "--data.padding=reference", "--data.num_workers=~"};
-    vlai_config *c = parse("model_type: qwen2_5\ndata: {num_workers: 9}\ncheckpoint: {resume_from: x}\n", good, 7);
+                          "--checkpoint.resume_from=", "--data.padding=reference", "--data.num_workers=~",
+                          "--data.resolution.a=128", "--data.resolution.b=-1",
+                          "--data.key_mappings.camera.observation.images.top=face_view"};
+    vlai_config *c = parse("model_type: qwen2_5\ndata: {num_workers: 9}\ncheckpoint: {resume_from: x}\n", good, 10);
+    assert_true(c->data.resolution.count == 2 && c->data.resolution.values[0] == 128 && c->data.resolution.values[1] == -1);
+    assert_string_equal(c->keys.camera.names[0], "observation.images.top");
+    assert_string_equal(c->keys.camera.values[0], "face_view");
     assert_true(c->hyperparams.seed == 7 && c->optimizer.betas.values[0] == 0.5);
     assert_string_equal(c->data.resolution.names[0], "a");
     assert_true(c->scheduler.scheduler_type == VLAI_SCHEDULER_CONSTANT && c->scheduler.num_training_steps == 5);
@@ -304,6 +310,7 @@ static void overrides(void **state)
         {"--data.num_workers", "not of the form --section.key=value"},
         {"--=3", "not of the form --section.key=value"},
         {"--a.b.c=3", "unknown key 'a.b.c'"},
+        {"--data.resolution.a=big", "data.resolution: a is the text 'big', wanted a map of names to integers"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
         assert_fails(vlai_config_parse("model_type: qwen2_5\n", 20, "t.yml", &bad[i].text, 1, &c, &err), VLA_E_INVALID, err,
@@ -397,37 +404,16 @@ static void before_training(void **state)
     assert_ok(vlai_remove_tree("test_config_set", &err), err);
 }
 
-/* The allocation that fails, counted from 1; 0 = none. */
-static uint64_t allocations, fail_at;
-
-static void *counting_alloc(size_t size, size_t align, void *user)
-{
-    (void)user;
-    if (++allocations == fail_at)
-        return NULL;
-    void *p = NULL;
-    return posix_memalign(&p, align < sizeof(void *) ? sizeof(void *) : align, size ? size : 1) == 0 ? p : NULL;
-}
-
-static void counting_release(void *p, void *user)
-{
-    (void)user;
-    free(p);
-}
-
 static void every_failing_allocation_is_an_error(void **state)
 {
     (void)state;
-    static const vla_allocator counting = {counting_alloc, counting_release, NULL};
     const char *override[] = {"--hyperparams.optimizer.action_expert_learning_rate=0.003"};
     vla_error err = VLA_ERROR_INIT;
-    vla_allocator_set(&counting);
     vla_status status = VLA_E_NOMEM;
     uint64_t n = 0;
     while (status != VLA_OK) {
         vlai_config *c;
-        allocations = 0;
-        fail_at = ++n;
+        failing_allocation(++n);
         status = vlai_config_load(VLA_TEST_ROOT "/configs/libero.yml", override, 1, &c, &err);
         if (status != VLA_OK) {
             assert_int_equal(status, VLA_E_NOMEM);
@@ -436,7 +422,7 @@ static void every_failing_allocation_is_an_error(void **state)
             vlai_config_destroy(c);
         }
     }
-    vla_allocator_set(NULL);
+    failing_allocation(0);
     assert_true(n > 10);
 }
 

@@ -1,4 +1,5 @@
 /* Files of torch.save: recorded ones, and hostile ones built here byte by byte. */
+#include "alloc.h"
 #include "test.h"
 
 #include "base/io.h"
@@ -305,6 +306,23 @@ static void hostile_archives(void **state)
     assert_fails(vlai_pickle_read(whole.data, whole.size, "t.pth", note, NULL, &err), VLA_E_FORMAT, err, "without data.pkl");
 }
 
+static void failing_allocations(void **state)
+{
+    (void)state;
+    vla_error err = VLA_ERROR_INIT;
+    static bytes b;
+    build_pickle(&b, &plain);
+    uint64_t n = 0;
+    for (vla_status status = VLA_E_NOMEM; status != VLA_OK;) {
+        failing_allocation(++n);
+        status = read_pickle(&b, 0, &err);
+        if (status != VLA_OK && status != VLA_E_NOMEM)
+            fail_msg("allocation %d: %s", (int)n, err.message);
+    }
+    failing_allocation(0);
+    assert_true(n > 2);
+}
+
 /* What PyTorch itself wrote. */
 static void recorded_files(void **state)
 {
@@ -332,6 +350,7 @@ int main(void)
         cmocka_unit_test(built_file_reads),
         cmocka_unit_test(hostile_pickles),
         cmocka_unit_test(hostile_archives),
+        cmocka_unit_test(failing_allocations),
         cmocka_unit_test(recorded_files),
     };
     return cmocka_run_group_tests_name("pickle", tests, NULL, NULL);

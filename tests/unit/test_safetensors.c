@@ -1,4 +1,5 @@
 /* safetensors: what is written reads back, sets of files, hostile headers, and writes that fail. */
+#include "alloc.h"
 #include "test.h"
 
 #include "base/io.h"
@@ -324,6 +325,34 @@ static void failed_writes_leave_nothing(void **state)
     free(data);
 }
 
+/* Loading a set and writing a file: no allocation may be lost, and none may be missed. */
+static void failing_allocations(void **state)
+{
+    (void)state;
+    vla_error err = VLA_ERROR_INIT;
+    char set[128];
+    snprintf(set, sizeof set, "%s/memory", folder);
+    assert_ok(vlai_mkdirs(set, &err), err);
+    const float one = 1;
+    static const char *const metadata[] = {"format", "pt", NULL};
+    vlai_tensor_view a = {.name = "a", .dtype = VLA_F32, .data = &one, .bytes = 4};
+    vlai_tensor_view b = {.name = "b", .dtype = VLA_F32, .data = &one, .bytes = 4};
+    assert_ok(vlai_safetensors_write(in_folder("memory/y.safetensors"), &b, 1, NULL, &err), err);
+    uint64_t n = 0;
+    for (vla_status status = VLA_E_NOMEM; status != VLA_OK;) {
+        vlai_safetensors *st = NULL;
+        failing_allocation(++n);
+        status = vlai_safetensors_write(in_folder("memory/x.safetensors"), &a, 1, metadata, &err);
+        if (status == VLA_OK)
+            status = vlai_safetensors_open(set, &st, &err);
+        if (status != VLA_OK && status != VLA_E_NOMEM)
+            fail_msg("allocation %d: %s", (int)n, err.message);
+        vlai_safetensors_close(st);
+    }
+    failing_allocation(0);
+    assert_true(n > 10);
+}
+
 static void recorded_shards(void **state)
 {
     (void)state;
@@ -352,7 +381,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_type_round_trips), cmocka_unit_test(hostile_headers),
         cmocka_unit_test(sets_of_files),          cmocka_unit_test(wrong_tensors_are_not_written),
-        cmocka_unit_test(failed_writes_leave_nothing), cmocka_unit_test(recorded_shards),
+        cmocka_unit_test(failed_writes_leave_nothing), cmocka_unit_test(failing_allocations),
+        cmocka_unit_test(recorded_shards),
     };
     int failed = cmocka_run_group_tests_name("safetensors", tests, NULL, NULL);
     vlai_remove_tree(folder, &err);

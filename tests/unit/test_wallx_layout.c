@@ -1,4 +1,5 @@
 /* Names, shapes and spellings of a checkpoint's tensors. */
+#include "alloc.h"
 #include "test.h"
 
 #include "base/io.h"
@@ -227,6 +228,38 @@ static void strict_report(void **state)
     unmake(&m);
 }
 
+static void failing_allocations(void **state)
+{
+    (void)state;
+    vla_error err = VLA_ERROR_INIT;
+    model m;
+    make(&m);
+    store(&m, path, 2, 1, "model.norms.1.weight", "extra");
+    vlai_safetensors *st;
+    assert_ok(vlai_safetensors_open(path, &st, &err), err);
+    uint64_t n = 0;
+    for (vla_status status = VLA_E_NOMEM; status == VLA_E_NOMEM;) {
+        vlai_wallx_weight *weights = NULL;
+        vlai_wallx_layout *l = NULL;
+        size_t count;
+        failing_allocation(++n);
+        status = vlai_wallx_weights(&m.config, &weights, &count, &err);
+        if (status == VLA_OK)
+            status = vlai_wallx_layout_open(st, weights, count, &l, &err);
+        if (status == VLA_OK)
+            status = vlai_wallx_layout_require(l, &err); /* fails for the missing tensor once memory suffices */
+        if (status != VLA_E_NOMEM && status != VLA_E_SHAPE)
+            fail_msg("allocation %d: %s", (int)n, err.message);
+        vlai_wallx_layout_close(l);
+        vlai_free(weights);
+    }
+    failing_allocation(0);
+    assert_true(n > 5);
+    vlai_safetensors_close(st);
+    unlink(path);
+    unmake(&m);
+}
+
 /* Every recorded case: the file fits its configuration, whatever its spelling. */
 static void recorded_cases_fit(void **state)
 {
@@ -279,6 +312,7 @@ int main(void)
         cmocka_unit_test(published_size),
         cmocka_unit_test(every_spelling_reads_the_same),
         cmocka_unit_test(strict_report),
+        cmocka_unit_test(failing_allocations),
         cmocka_unit_test(recorded_cases_fit),
     };
     return cmocka_run_group_tests_name("wallx_layout", tests, NULL, NULL);
