@@ -176,10 +176,10 @@ json_t *vlai_contract_to_json(const vlai_contract *c)
     json_t *action = json_pack("{s:s, s:I, s:b, s:o, s:o}", "key", c->action_key, "horizon", (json_int_t)c->horizon,
                                "mask_padded", c->mask_padded, "layout", vlai_layout_to_json(&c->dof), "statistics",
                                vlai_norm_to_json(&c->action));
-    json_t *prompt = json_pack("{s:b, s:I, s:b, s:I, s:b, s:s}", "state_string", c->state_string, "state_bins",
+    json_t *prompt = json_pack("{s:b, s:I, s:b, s:I, s:b, s:s, s:s}", "state_string", c->state_string, "state_bins",
                                (json_int_t)c->state_bins, "discrete_actions", c->discrete, "max_length",
                                (json_int_t)c->max_length, "truncate", c->truncate, "padding_side",
-                               c->pads_left ? "left" : "right");
+                               c->pads_left ? "left" : "right", "picture_order", c->feature_order ? "features" : "mapping");
     const vlai_image_processor *p = &c->image;
     json_t *image = json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:o, s:o}", "resize", "bicubic, Pillow 12", "patch_size",
                               (json_int_t)p->patch, "temporal_patch_size", (json_int_t)p->temporal, "merge_size",
@@ -246,7 +246,7 @@ static vla_status read_contract(const json_t *object, const char *where, vlai_co
     VLA_TRY(read_vector(c, action, where, &c->action_key, &c->dof, &c->action, err));
     VLA_TRY(vlai_json_need_int(action, "horizon", where, &c->horizon, err));
     VLA_TRY(vlai_json_bool(action, "mask_padded", false, where, &c->mask_padded, err));
-    const char *side;
+    const char *side, *order;
     VLA_TRY(vlai_json_bool(prompt, "state_string", false, where, &c->state_string, err));
     VLA_TRY(vlai_json_need_int(prompt, "state_bins", where, &c->state_bins, err));
     VLA_TRY(vlai_json_bool(prompt, "discrete_actions", false, where, &c->discrete, err));
@@ -254,6 +254,8 @@ static vla_status read_contract(const json_t *object, const char *where, vlai_co
     VLA_TRY(vlai_json_bool(prompt, "truncate", false, where, &c->truncate, err));
     VLA_TRY(vlai_json_string(prompt, "padding_side", "left", where, &side, err));
     c->pads_left = strcmp(side, "right") != 0;
+    VLA_TRY(vlai_json_string(prompt, "picture_order", "mapping", where, &order, err));
+    c->feature_order = !strcmp(order, "features");
     VLA_TRY(vlai_image_processor_parse(image, where, &c->image, err));
     const char *text;
     json_object_foreach(tokens, text, entry) {

@@ -10,8 +10,8 @@
  *     VLA_TRY(vlai_contract_match(saved, json, "checkpoint", "config", err));   // an error lists each differing field
  *     vlai_contract_fini(&contract);
  *
- * Cameras stand in one list, that of data.key_mappings.camera: prompt names, pictures and grids all follow it. (The
- * reference orders pictures by the data set's features and names by the mapping.)
+ * Cameras stand in one list, that of data.key_mappings.camera: prompt names, pictures and grids all follow it. The reference
+ * orders pictures by the data set's features and names by the mapping; data.picture_order: features brings that back.
  * Threads: read-only once it is filled. */
 #ifndef VLAI_CONTRACT_H
 #define VLAI_CONTRACT_H
@@ -42,6 +42,7 @@ typedef struct vlai_contract {
     const char *state_key, *action_key;
     vlai_contract_camera *cameras;
     size_t camera_count, camera_capacity;
+    bool feature_order;      /* pictures in the order of the data set's features, whatever the names: as the reference does */
     vlai_layout pos, dof;    /* task.agent_pos_config, task.dof_config */
     vlai_norm state, action; /* statistics in the form of the model's columns (6D where the layout says so) */
     int64_t horizon;         /* actions per chunk */

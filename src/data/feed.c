@@ -19,6 +19,18 @@ struct vlai_feed {
     size_t pixel_capacity;
 };
 
+/* Cameras of the contract in the order of the data set's features. */
+static void order_by_features(vlai_feed *f)
+{
+    size_t order[VLAI_MAX_CAMERAS], count = 0;
+    for (int64_t i = 0; i < vla_dataset_info_get(f->set)->cameras; i++)
+        for (size_t k = 0; k < f->contract->camera_count; k++)
+            if (f->cameras[k] == vla_dataset_camera(f->set, i) && count < VLAI_MAX_CAMERAS)
+                order[count++] = k;
+    if (count == f->contract->camera_count)
+        vlai_sampler_order(f->sampler, order);
+}
+
 vla_status vlai_feed_create(vla_dataset *set, const vlai_contract *contract, const vlai_tokenizer *tok, vlai_feed **out,
                             vla_error *err)
 {
@@ -32,6 +44,8 @@ vla_status vlai_feed_create(vla_dataset *set, const vlai_contract *contract, con
     VLA_TRY_GOTO(vlai_sampler_create(contract, tok, &f->sampler, err), fail);
     for (size_t i = 0; i < contract->camera_count; i++)
         VLA_TRY_GOTO(vla_dataset_need_camera(set, contract->cameras[i].key, &f->cameras[i], err), fail);
+    if (contract->feature_order)
+        order_by_features(f);
     VLA_TRY_GOTO(vla_dataset_numbers(set, contract->state_key, &f->states, &f->state_dims, err), fail);
     VLA_TRY_GOTO(vla_dataset_numbers(set, contract->action_key, &f->actions, &f->action_dims, err), fail);
     f->chunk = vlai_array((size_t)(contract->horizon * f->action_dims), sizeof *f->chunk);

@@ -14,6 +14,7 @@ struct vlai_sampler {
     vlai_resizer *resizer;
     vlai_text instruction, state_text;
     const char *views[VLAI_MAX_CAMERAS];
+    size_t order[VLAI_MAX_CAMERAS]; /* camera of each picture */
     float *six; /* state, then one action row, in the layout's form */
     size_t six_capacity;
 };
@@ -29,8 +30,10 @@ vla_status vlai_sampler_create(const vlai_contract *contract, const vlai_tokeniz
         return vlai_nomem(err, sizeof *s);
     s->contract = contract;
     s->tok = tok;
-    for (size_t i = 0; i < contract->camera_count; i++)
+    for (size_t i = 0; i < contract->camera_count; i++) {
         s->views[i] = contract->cameras[i].display;
+        s->order[i] = i;
+    }
     vla_status status = vlai_prompt_tokens_of(tok, &s->tokens, err);
     if (status == VLA_OK)
         status = vlai_resizer_create(&s->resizer, err);
@@ -56,6 +59,11 @@ const vlai_prompt_tokens *vlai_sampler_tokens(const vlai_sampler *s)
     return &s->tokens;
 }
 
+void vlai_sampler_order(vlai_sampler *s, const size_t *order)
+{
+    memcpy(s->order, order, s->contract->camera_count * sizeof *order);
+}
+
 void vlai_sample_fini(vlai_sample *sample)
 {
     vlai_free(sample->state); /* the first of the four number arrays: one block */
@@ -66,7 +74,7 @@ void vlai_sample_fini(vlai_sample *sample)
     *sample = (vlai_sample){0};
 }
 
-/* `row` without freeing on failure would lose the old block: buffers are replaced only after the new one exists. */
+/* A buffer is replaced only after the new one exists. */
 static vla_status room(void **buffer, size_t *capacity, size_t wanted, vla_error *err)
 {
     if (wanted <= *capacity)
@@ -142,7 +150,8 @@ static vla_status prepare_pictures(vlai_sampler *s, const vlai_sample_input *in,
     out->patches = 0;
     for (size_t i = 0; i < c->camera_count; i++) {
         vlai_sample_picture *p = &out->pictures[i];
-        VLA_TRY(vlai_contract_picture(c, i, in->pictures[i].width, in->pictures[i].height, &sizes[i], p->grid, err));
+        const vla_picture *from = &in->pictures[s->order[i]];
+        VLA_TRY(vlai_contract_picture(c, s->order[i], from->width, from->height, &sizes[i], p->grid, err));
         p->offset = bytes;
         p->width = sizes[i].width;
         p->height = sizes[i].height;
@@ -152,9 +161,11 @@ static vla_status prepare_pictures(vlai_sampler *s, const vlai_sample_input *in,
     VLA_TRY(room((void **)&out->pixels, &out->pixel_capacity, bytes, err));
     out->pixel_bytes = bytes;
     out->picture_count = c->camera_count;
-    for (size_t i = 0; i < c->camera_count; i++)
-        VLA_TRY(vlai_resizer_fit(s->resizer, in->pictures[i].data, in->pictures[i].width, in->pictures[i].height, &sizes[i],
+    for (size_t i = 0; i < c->camera_count; i++) {
+        const vla_picture *from = &in->pictures[s->order[i]];
+        VLA_TRY(vlai_resizer_fit(s->resizer, from->data, from->width, from->height, &sizes[i],
                                  out->pixels + out->pictures[i].offset, err));
+    }
     return VLA_OK;
 }
 
@@ -166,8 +177,8 @@ static vla_status prepare_text(vlai_sampler *s, const vlai_sample_input *in, vla
     s->instruction.size = s->state_text.size = out->prompt.size = out->text.size = out->ids.count = 0;
     /* An empty text has no data. */
     vlai_text_puts(&s->state_text, "");
-    if (c->camera_count) { /* points are in pixels of the last camera */
-        const vla_picture *from = &in->pictures[c->camera_count - 1];
+    if (c->camera_count) { /* points are in pixels of the last picture */
+        const vla_picture *from = &in->pictures[s->order[c->camera_count - 1]];
         const vlai_sample_picture *to = &out->pictures[c->camera_count - 1];
         vlai_prompt_points(in->task, from->width, from->height, to->width, to->height, &s->instruction);
     } else {

@@ -62,6 +62,8 @@ vla_status vlai_sampler_create(const vlai_contract *contract, const vlai_tokeniz
                                vla_error *err);
 void vlai_sampler_destroy(vlai_sampler *sampler);
 const vlai_prompt_tokens *vlai_sampler_tokens(const vlai_sampler *sampler);
+/* Picture p of a sample becomes that of camera order[p]; the prompt's names keep the contract's order. */
+void vlai_sampler_order(vlai_sampler *sampler, const size_t *order);
 
 vla_status vlai_sampler_prepare(vlai_sampler *sampler, const vlai_sample_input *in, vlai_sample *out, vla_error *err);
 void vlai_sample_fini(vlai_sample *sample);

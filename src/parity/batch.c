@@ -104,7 +104,7 @@ static vla_status prepare(vlai_parity_case *c, batch_case *b, vla_error *err)
     VLA_TRY(vlai_config_dataset(b->config, root, sizeof root, err));
     VLA_TRY(vlai_config_tokenizer(b->config, &b->tok, err));
     VLA_TRY(vlai_config_contract(b->config, b->tok, &b->contract, err));
-    b->contract.truncate = true;
+    b->contract.truncate = b->contract.feature_order = true; /* as the reference does */
     VLA_TRY(choose_episodes(b, root, &b->episodes, &b->episode_count, err));
     vla_dataset_options open = VLA_DATASET_OPTIONS_DEFAULT;
     open.episodes = b->episodes;

@@ -72,6 +72,7 @@ typedef struct vlai_lr_groups {
 /* Values of the CHOICE options, in the order of their names. */
 enum { VLAI_PADDING_LEFT, VLAI_PADDING_RIGHT };                              /* data.padding_side */
 enum { VLAI_PADDING_PACKED, VLAI_PADDING_REFERENCE };                        /* data.padding */
+enum { VLAI_PICTURES_MAPPING, VLAI_PICTURES_FEATURES };                      /* data.picture_order */
 enum { VLAI_SPLIT_EPISODE, VLAI_SPLIT_FRAME };                               /* data.validation_split */
 enum { VLAI_LOSS_MICRO_BATCH, VLAI_LOSS_GLOBAL };                            /* hyperparams.loss_normalization */
 enum { VLAI_OPTIMIZER_ADAMW };                                               /* hyperparams.optimizer.optimizer_type */

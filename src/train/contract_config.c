@@ -75,6 +75,7 @@ static vla_status fill(const vlai_config *config, const vlai_tokenizer *tok, vla
     c->state_bins = config->data.state_bins;
     c->max_length = config->data.max_length;
     c->pads_left = config->data.padding_side == VLAI_PADDING_LEFT;
+    c->feature_order = config->data.picture_order == VLAI_PICTURES_FEATURES;
     VLA_TRY(vlai_image_processor_read(config->model.processor_path, &c->image, err));
     VLA_TRY(vlai_contract_read_stats(c, config->data.norm_stats_path, err));
     return vlai_contract_take_tokens(c, tok, err);

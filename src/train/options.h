@@ -116,6 +116,9 @@
     X(CHOICE, validation_split, 0, 0, 0, WORKS,                                                                        \
       "episode|frame; what validates: the episodes after the training share, or 5 % of the training episodes' frames, " \
       "as in the reference")                                                                                           \
+    X(CHOICE, picture_order, 0, 0, 0, WORKS,                                                                           \
+      "mapping|features; order of the pictures: of key_mappings.camera, like their names, or of the data set's features, " \
+      "as in the reference")                                                                                           \
     X(BOOL, mask_padded_actions, false, 0, 0, WORKS, "no loss on the actions repeated past the end of an episode")     \
     X(REAL, frame_cache_gb, 0.0, 0, 1e6, WORKS, "size limit of the cache of resized frames; 0 = none")                 \
     X(PATH, frame_cache_dir, NULL, 0, 0, WORKS, "folder of the frame cache; null = inside checkpoint.save_path")

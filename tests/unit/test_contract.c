@@ -183,11 +183,38 @@ static void rows_to_samples(void **state)
     vlai_contract_fini(&c);
 }
 
+/* A mapping in another order than the set's features: pictures follow their names, unless the reference's way is asked. */
+static void order_of_pictures(void **state)
+{
+    (void)state;
+    static const char swapped[] = "observation.images.wrist_image: right_wrist_view, observation.images.image: face_view";
+    static const char *const more[] = {"data.picture_order=mapping", "data.picture_order=features"};
+    vla_error err = VLA_ERROR_INIT;
+    vlai_sample samples[3] = {{0}};
+    for (int i = 0; i < 3; i++) {
+        vlai_contract c;
+        contract_of(i < 2 ? swapped : both, i < 2 ? more[i] : NULL, &c);
+        vlai_feed *feed;
+        assert_ok(vlai_feed_create(set, &c, tok, &feed, &err), err);
+        assert_ok(vlai_feed_read(feed, 3, &samples[i], &err), err);
+        vlai_feed_destroy(feed);
+        vlai_contract_fini(&c);
+    }
+    size_t half = samples[0].pixel_bytes / 2;
+    assert_non_null(strstr(samples[0].prompt.data, "Observation: right_wrist_view: "));
+    assert_non_null(strstr(samples[1].prompt.data, "Observation: right_wrist_view: "));
+    assert_memory_not_equal(samples[0].pixels, samples[0].pixels + half, half);
+    assert_memory_equal(samples[0].pixels, samples[2].pixels + half, half); /* the wrist's picture first, as named */
+    assert_memory_equal(samples[1].pixels, samples[2].pixels, 2 * half);    /* the set's order under swapped names */
+    for (int i = 0; i < 3; i++)
+        vlai_sample_fini(&samples[i]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(whole_set),       cmocka_unit_test(cameras_that_do_not_fit), cmocka_unit_test(slots_that_do_not_fit),
-        cmocka_unit_test(unknown_columns), cmocka_unit_test(rows_to_samples),
+        cmocka_unit_test(unknown_columns), cmocka_unit_test(rows_to_samples),         cmocka_unit_test(order_of_pictures),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
