@@ -1,0 +1,51 @@
+/* The CUDA kernels: one launcher per operation, in plain C. Nothing here is CUDA to the eye of a C compiler: streams are
+ * pointers, so that every C file may include it.
+ *
+ * A launcher checks nothing that its shape rule has checked; it launches on call->stream and returns 0, or the CUDA error
+ * of the launch. It allocates nothing and never waits for the device. Operands are bf16, fp32 or int32 in any mixture that
+ * the precision pass makes (bf16 x with fp32 weight, fp32 x to bf16 y); arithmetic is fp32, rounded once where a result is
+ * stored, with the inner roundings that the CPU twin has (SwiGLU). fp64 operands: hyper, norms and clip of the update only.
+ *
+ * Reductions have a fixed order: two runs give the same bits. */
+#ifndef VLAI_CUDA_H
+#define VLAI_CUDA_H
+
+#include "ops/op.h"
+
+VLA_BEGIN_DECLS
+
+typedef struct vlai_cuda_tensor {
+    void *data; /* device; NULL for an optional operand left out, and for a result that nobody wants */
+    vla_dtype dtype;
+    int rank;
+    int64_t shape[VLA_MAX_RANK];
+    int64_t elements;
+} vlai_cuda_tensor;
+
+typedef struct vlai_cuda_call {
+    const vlai_node *node; /* attributes */
+    vlai_cuda_tensor in[VLAI_MAX_INPUTS];
+    vlai_cuda_tensor out[VLAI_MAX_OUTPUTS];
+    void *stream;    /* cudaStream_t */
+    void *workspace; /* device scratch of the stream, 256-byte aligned */
+    size_t workspace_bytes;
+    int multiprocessors;
+    void *plan; /* what a vendor library prepared for this node at plan build (matmul), or NULL */
+} vlai_cuda_call;
+
+typedef int (*vlai_cuda_fn)(const vlai_cuda_call *call);
+typedef size_t (*vlai_cuda_workspace_fn)(const vla_graph *g, const vlai_node *node);
+
+#define VLA_OP(name, lo, hi, outs, kind, writes)             \
+    int vlai_cuda_##name(const vlai_cuda_call *call);        \
+    size_t vlai_cuda_workspace_##name(const vla_graph *g, const vlai_node *node);
+#include "ops/ops.def"
+#undef VLA_OP
+
+/* Launcher and scratch bytes of each operation. */
+extern const vlai_cuda_fn vlai_cuda_launchers[VLAI_OP_COUNT];
+extern const vlai_cuda_workspace_fn vlai_cuda_workspaces[VLAI_OP_COUNT];
+
+VLA_END_DECLS
+
+#endif

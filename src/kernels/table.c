@@ -1,0 +1,13 @@
+#include "kernels/cuda.h"
+
+const vlai_cuda_fn vlai_cuda_launchers[VLAI_OP_COUNT] = {
+#define VLA_OP(name, ...) [VLAI_OP_##name] = vlai_cuda_##name,
+#include "ops/ops.def"
+#undef VLA_OP
+};
+
+const vlai_cuda_workspace_fn vlai_cuda_workspaces[VLAI_OP_COUNT] = {
+#define VLA_OP(name, ...) [VLAI_OP_##name] = vlai_cuda_workspace_##name,
+#include "ops/ops.def"
+#undef VLA_OP
+};
