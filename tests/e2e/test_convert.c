@@ -1,4 +1,4 @@
-/* vla convert on a recorded checkpoint: sharded and unfused in, fused out, unfused again; nothing may change but names. */
+/* vla convert on recorded checkpoints: into the other layout and back, nothing may change but names. */
 #include "test.h"
 
 #include "base/io.h"
@@ -29,23 +29,28 @@ static bool output_has(const char *part)
     return found;
 }
 
-static void there_and_back(void **state)
+/* The folder of a recorded case, or NULL when it is not here. */
+static const char *recorded(const char *name)
 {
-    (void)state;
+    static char path[2048];
+    snprintf(path, sizeof path, "%s/%s", golden_dir(), name);
+    return vlai_is_dir(path) ? path : NULL;
+}
+
+/* Source, other layout, layout of the source: every tensor must come back. */
+static void there_and_back(const char *source, const char *away, const char *back)
+{
     vla_error err = VLA_ERROR_INIT;
-    char source[2048];
-    snprintf(source, sizeof source, "%s/wallx-unfused", golden_dir());
-    if (!vlai_is_dir(source))
-        skip();
-    assert_int_equal(run("'%s' '%s'", source, "test_convert.fused"), 0);
-    assert_true(output_has("joined from parts"));
-    assert_true(vlai_is_file("test_convert.fused/config.json"));
-    assert_int_equal(run("'%s' '%s' --to unfused --config test_convert.fused/config.json", "test_convert.fused",
-                         "test_convert.safetensors"), 0);
-    vlai_safetensors *a, *b, *fused;
+    char options[256];
+    snprintf(options, sizeof options, "test_convert.other --to %s", away);
+    assert_int_equal(run("'%s' %s", source, options), 0);
+    assert_true(vlai_is_file("test_convert.other/config.json"));
+    assert_int_equal(run("%s %s", "test_convert.other test_convert.safetensors --config test_convert.other/config.json --to",
+                         back), 0);
+    vlai_safetensors *a, *b, *other;
     assert_ok(vlai_safetensors_open(source, &a, &err), err);
     assert_ok(vlai_safetensors_open("test_convert.safetensors", &b, &err), err);
-    assert_ok(vlai_safetensors_open("test_convert.fused", &fused, &err), err);
+    assert_ok(vlai_safetensors_open("test_convert.other", &other, &err), err);
     assert_int_equal(vlai_safetensors_count(a), vlai_safetensors_count(b));
     for (size_t i = 0; i < vlai_safetensors_count(a); i++) {
         const vlai_tensor_view *v = vlai_safetensors_at(a, i), *w = vlai_safetensors_find(b, v->name);
@@ -53,17 +58,36 @@ static void there_and_back(void **state)
         assert_int_equal(v->bytes, w->bytes);
         assert_memory_equal(v->data, w->data, v->bytes);
     }
-    /* rows of k follow those of q */
+    /* in the fused tensor the rows of k follow those of q */
+    bool fuses = !strcmp(away, "fused");
+    const vlai_safetensors *fused = fuses ? other : a, *unfused = fuses ? a : other;
     const vlai_tensor_view *qkv = vlai_safetensors_find(fused, "model.layers.1.self_attn.qkv_proj_experts.1.weight");
-    const vlai_tensor_view *q = vlai_safetensors_find(a, "model.layers.1.self_attn.q_proj_experts.1.weight");
-    const vlai_tensor_view *k = vlai_safetensors_find(a, "model.layers.1.self_attn.k_proj_experts.1.weight");
+    const vlai_tensor_view *q = vlai_safetensors_find(unfused, "model.layers.1.self_attn.q_proj_experts.1.weight");
+    const vlai_tensor_view *k = vlai_safetensors_find(unfused, "model.layers.1.self_attn.k_proj_experts.1.weight");
     assert_true(qkv && q && k);
     assert_memory_equal((const char *)qkv->data + q->bytes, k->data, k->bytes);
     vlai_safetensors_close(a);
     vlai_safetensors_close(b);
-    vlai_safetensors_close(fused);
-    assert_ok(vlai_remove_tree("test_convert.fused", &err), err);
+    vlai_safetensors_close(other);
+    assert_ok(vlai_remove_tree("test_convert.other", &err), err);
     unlink("test_convert.safetensors");
+}
+
+static void fused_case(void **state)
+{
+    (void)state;
+    const char *source = recorded("wallx-flow-xloss");
+    assert_non_null(source);
+    there_and_back(source, "unfused", "fused");
+}
+
+static void sharded_unfused_case(void **state)
+{
+    (void)state;
+    const char *source = recorded("wallx-unfused");
+    if (!source)
+        skip();
+    there_and_back(source, "fused", "unfused");
 }
 
 /* The recorded weights of the tower and expert 0 under their Qwen2.5-VL names: written as they are, the rest missing. */
@@ -76,13 +100,13 @@ static void plain_qwen_starts_a_model(void **state)
                                            {".post_attention_layernorms.0.", ".post_attention_layernorm."},
                                            {"model.norms.0.", "model.norm."}};
     vla_error err = VLA_ERROR_INIT;
-    char source[2048], config[2112];
-    snprintf(source, sizeof source, "%s/wallx-unfused", golden_dir());
+    char config[2112];
+    const char *source = recorded("wallx-flow-xloss");
+    assert_non_null(source);
     snprintf(config, sizeof config, "%s/config.json", source);
-    if (!vlai_is_dir(source))
-        skip();
+    assert_int_equal(run("'%s' %s", source, "test_convert_unfused.safetensors --to unfused"), 0);
     vlai_safetensors *st;
-    assert_ok(vlai_safetensors_open(source, &st, &err), err);
+    assert_ok(vlai_safetensors_open("test_convert_unfused.safetensors", &st, &err), err);
     static vlai_tensor_view views[512];
     static char names[512][200];
     size_t n = 0;
@@ -117,6 +141,7 @@ static void plain_qwen_starts_a_model(void **state)
     assert_null(vlai_safetensors_find(start, "model.norms.1.weight"));
     vlai_safetensors_close(start);
     vlai_safetensors_close(st);
+    unlink("test_convert_unfused.safetensors");
     unlink("test_convert_qwen.safetensors");
     unlink("test_convert_start.safetensors");
 }
@@ -143,7 +168,8 @@ static void says_what_is_wrong(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(there_and_back),
+        cmocka_unit_test(fused_case),
+        cmocka_unit_test(sharded_unfused_case),
         cmocka_unit_test(plain_qwen_starts_a_model),
         cmocka_unit_test(says_what_is_wrong),
     };
