@@ -4,6 +4,7 @@
 
 #include "base/io.h"
 #include "base/memory.h"
+#include "base/pool.h"
 #include "vla/dataset.h"
 
 #include <jansson.h>
@@ -205,6 +206,56 @@ static void chosen_episodes(void **state)
     vla_dataset_close(set);
 }
 
+/* Many readers of one set at once, each with few decoders, in random order. */
+typedef struct crowd {
+    vla_dataset *set;
+    vla_frame_reader *readers[4];
+    int wrong[4];
+} crowd;
+
+static void read_one(void *context, int64_t tile, int thread)
+{
+    crowd *c = context;
+    int64_t row = tile * 7919 % vla_dataset_info_get(c->set)->rows;
+    const vla_episode *e = vla_dataset_episode(c->set, vla_dataset_episode_of(c->set, row));
+    vla_error err = VLA_ERROR_INIT;
+    vla_picture picture;
+    const float *state;
+    int64_t dim;
+    if (vla_frame_reader_read(c->readers[thread], row, vla_dataset_camera(c->set, tile % 2), &picture, &err) != VLA_OK ||
+        number_in(&picture, 0) != ((row - e->first_row) & 255) || number_in(&picture, 1) >> 2 != e->index ||
+        vla_dataset_numbers(c->set, tile % 3 ? "action" : "observation.state", &state, &dim, &err) != VLA_OK)
+        c->wrong[thread]++;
+}
+
+static void many_threads(void **state)
+{
+    (void)state;
+    static const char *const sets[] = {"datasets/v30-av1-split", "datasets/v21-av1", "datasets/v30-h264", "datasets/v30-image"};
+    if (!vlai_is_dir(golden("datasets"))) {
+        skip();
+        return;
+    }
+    vlai_pool *pool;
+    vla_error err = VLA_ERROR_INIT;
+    assert_ok(vlai_pool_create(4, &pool, &err), err);
+    for (int i = 0; i < 4; i++) {
+        crowd c = {0};
+        vla_frame_reader_options options = VLA_FRAME_READER_OPTIONS_DEFAULT;
+        options.decoders = 2;
+        assert_ok(vla_dataset_open(golden(sets[i]), NULL, &c.set, &err), err);
+        for (int t = 0; t < 4; t++)
+            assert_ok(vla_frame_reader_create(c.set, &options, &c.readers[t], &err), err);
+        vlai_pool_run(pool, 400, read_one, &c);
+        for (int t = 0; t < 4; t++) {
+            assert_int_equal(c.wrong[t], 0);
+            vla_frame_reader_destroy(c.readers[t]);
+        }
+        vla_dataset_close(c.set);
+    }
+    vlai_pool_destroy(pool);
+}
+
 /* Any allocation may fail: an error each time, and in the end success. */
 static uint64_t fail_at, counted;
 
@@ -322,6 +373,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(whole_sets),      cmocka_unit_test(damaged_sets),        cmocka_unit_test(sentences),
         cmocka_unit_test(partial),         cmocka_unit_test(chosen_episodes),     cmocka_unit_test(failing_allocations),
+        cmocka_unit_test(many_threads),
         cmocka_unit_test(sidecar),
     };
     return cmocka_run_group_tests(tests, NULL, remove_scratch);
