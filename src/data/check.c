@@ -6,17 +6,43 @@
 #include "base/text.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* --- files that nothing refers to --- */
 
-static bool referenced(const vla_dataset *set, const char *path)
+/* Paths of all files that the metadata names, sorted. */
+typedef struct known_files {
+    const char **paths;
+    size_t count;
+} known_files;
+
+static int by_path(const void *a, const void *b)
 {
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+static vla_status list_known(const vla_dataset *set, known_files *known, vla_error *err)
+{
+    size_t room = (size_t)set->file_count;
+    for (int64_t c = 0; c < set->camera_count; c++)
+        room += (size_t)set->cameras[c].file_count;
+    known->count = 0;
+    known->paths = vlai_array(room + 1, sizeof *known->paths);
+    if (!known->paths)
+        return vlai_nomem(err, room * sizeof *known->paths);
+    for (int i = 0; i < set->file_count; i++)
+        known->paths[known->count++] = set->files[i].path;
     for (int64_t c = 0; c < set->camera_count; c++)
         for (int64_t i = 0; i < set->cameras[c].file_count; i++)
-            if (!strcmp(set->cameras[c].files[i].path, path))
-                return true;
-    return vlai_set_data_file(set, path) >= 0;
+            known->paths[known->count++] = set->cameras[c].files[i].path;
+    qsort(known->paths, known->count, sizeof *known->paths, by_path);
+    return VLA_OK;
+}
+
+static bool referenced(const known_files *known, const char *path)
+{
+    return bsearch(&path, known->paths, known->count, sizeof path, by_path) != NULL;
 }
 
 static bool ends_with(const char *name, const char *tail)
@@ -26,8 +52,8 @@ static bool ends_with(const char *name, const char *tail)
 }
 
 /* Below `folder` (relative), at most `depth` levels down: LeRobot's own trees have three. */
-static vla_status look_for_strays(const vla_dataset *set, const char *folder, const char *tail, int depth, int64_t *told,
-                                  vlai_findings *findings, vla_error *err)
+static vla_status look_for_strays(const vla_dataset *set, const known_files *known, const char *folder, const char *tail,
+                                  int depth, int64_t *told, vlai_findings *findings, vla_error *err)
 {
     char full[4096], **names = NULL;
     size_t count = 0;
@@ -41,8 +67,8 @@ static vla_status look_for_strays(const vla_dataset *set, const char *folder, co
             continue;
         if (vlai_is_dir(child)) {
             if (depth > 1)
-                status = look_for_strays(set, path, tail, depth - 1, told, findings, err);
-        } else if (ends_with(names[i], tail) && !referenced(set, path) && (*told)++ < 20) {
+                status = look_for_strays(set, known, path, tail, depth - 1, told, findings, err);
+        } else if (ends_with(names[i], tail) && !referenced(known, path) && (*told)++ < 20) {
             vlai_finding f = vlai_finding_warning("file-unreferenced", path);
             vlai_report(findings, &f, "nothing in the metadata refers to this file");
         }
@@ -178,13 +204,15 @@ vla_status vlai_check(const char *root, const vlai_check_options *options, vlai_
 {
     vla_dataset *set;
     VLA_TRY(vlai_set_create(root, &set, err));
+    known_files known = {NULL, 0};
     vlai_findings own = {.report = findings->report, .user = findings->user};
     vla_status status = vlai_set_load(set, &own, err);
     if (status == VLA_OK && set->version) {
         int64_t told = 0;
-        VLA_TRY_GOTO(look_for_strays(set, "videos", ".mp4", 3, &told, &own, err), done);
+        VLA_TRY_GOTO(list_known(set, &known, err), done);
+        VLA_TRY_GOTO(look_for_strays(set, &known, "videos", ".mp4", 3, &told, &own, err), done);
         if (set->version != 30)
-            VLA_TRY_GOTO(look_for_strays(set, "data", ".parquet", 2, &told, &own, err), done);
+            VLA_TRY_GOTO(look_for_strays(set, &known, "data", ".parquet", 2, &told, &own, err), done);
         look_at_tasks(set, &own);
         look_at_cameras(set, options, &own);
         VLA_TRY_GOTO(look_at_stats(set, &own, err), done);
@@ -198,6 +226,7 @@ done:
     findings->errors += own.errors;
     findings->bound_errors += own.bound_errors;
     findings->warnings += own.warnings;
+    vlai_free(known.paths);
     vla_dataset_close(set);
     return status;
 }

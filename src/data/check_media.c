@@ -162,8 +162,8 @@ static vla_status look_at_images(const vla_dataset *set, const vlai_camera *came
                 status = vlai_fail(&inner, VLA_E_CORRUPT, "the picture is not embedded");
             vlai_parquet_values_fini(&v);
         }
-        int64_t frame = -1, episode = vlai_set_locate(set, number, i, &frame);
         if (status != VLA_OK && !feature->is_depth) {
+            int64_t frame = -1, episode = vlai_set_locate(set, number, i, &frame);
             vlai_finding f = vlai_finding_error("image-decode", file->path);
             f.camera = feature->name;
             f.episode = episode >= 0 ? set->episodes[episode].index : -1;

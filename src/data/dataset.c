@@ -172,11 +172,10 @@ static vla_status refuse(const vla_dataset *set, const collector *c, const vlai_
     if (more > 0)
         snprintf(tail, sizeof tail, " (and %lld more error%s)", (long long)more, more > 1 ? "s" : "");
     vla_status status = vlai_fail(err, c->status, "%s/%s%s", set->root, c->error, tail);
-    if (findings->errors == 0 && prefix > 0)
-        return vlai_hint(err, status, "%lld of %lld episodes (0..%lld) are whole: train on them with --allow-partial, or "
-                                      "list the faults: vla check %s%s%s",
-                         (long long)prefix, (long long)set->episode_count, (long long)(prefix - 1), set->root,
-                         c->hint[0] ? "; " : "", c->hint);
+    if (findings->errors == 0)
+        return vlai_hint(err, status, "%lld of %lld episodes from the start are whole%s; list the faults: vla check %s%s%s",
+                         (long long)prefix, (long long)set->episode_count,
+                         prefix > 0 ? ": train on them with --allow-partial" : "", set->root, c->hint[0] ? "; " : "", c->hint);
     return vlai_hint(err, status, "%s%svla check %s lists all findings", c->hint, c->hint[0] ? "; " : "", set->root);
 }
 
@@ -262,6 +261,7 @@ vla_status vla_dataset_open(const char *root, const vla_dataset_options *options
     bool whole = set->version && findings.errors + findings.bound_errors == 0;
     if (whole && !(options->flags & VLA_DATASET_NO_CACHE))
         vlai_sidecar_place(set, options->cache_dir);
+    set->warnings_before_scan = set->warning_count;
     if (set->version && !(whole && vlai_sidecar_load(set))) {
         VLA_TRY_GOTO(vlai_load_rows(set, &findings, err), fail);
         VLA_TRY_GOTO(vlai_load_clips(set, &findings, err), fail);

@@ -109,7 +109,7 @@ struct vla_dataset {
     int64_t *chosen_row; /* their places in `episodes` */
     int64_t chosen_count, rows;
     char **warnings;
-    size_t warning_count, warning_room;
+    size_t warning_count, warning_room, warnings_before_scan;
     char digest[33];
     char cache_dir[3800]; /* "" = none; folder of this very state of the set */
     vlai_column *columns;

@@ -194,7 +194,7 @@ void vlai_sidecar_save(const vla_dataset *set)
         return;
     uint64_t clips = clip_count(set);
     size_t texts = 0, bytes;
-    for (size_t i = 0; i < set->warning_count; i++)
+    for (size_t i = set->warnings_before_scan; i < set->warning_count; i++)
         texts += strlen(set->warnings[i]) + 1;
     bytes = ((size_t)set->episode_count * 3 + (size_t)set->file_count + clips * 2) * 8 + (size_t)set->scanned_rows * 4 + texts;
     int64_t *body = vlai_alloc(bytes + 8), *at = body;
@@ -214,7 +214,7 @@ void vlai_sidecar_save(const vla_dataset *set)
         }
     memcpy(at, set->task_of, (size_t)set->scanned_rows * 4);
     char *text = (char *)at + (size_t)set->scanned_rows * 4;
-    for (size_t i = 0; i < set->warning_count; i++) {
+    for (size_t i = set->warnings_before_scan; i < set->warning_count; i++) {
         size_t n = strlen(set->warnings[i]) + 1;
         memcpy(text, set->warnings[i], n);
         text += n;

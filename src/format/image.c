@@ -101,6 +101,12 @@ static vla_status read_png(const uint8_t *bytes, size_t size, const char *name, 
                                 "%s: 16-bit grey picture (depth) where RGB is wanted", name);
         goto done;
     }
+    /* Deflate shrinks by 1032 at most: a larger picture is only claimed. */
+    if (png_get_rowbytes(png, info) > (size * 1100 + 65536) / (png_get_image_height(png, info) + 1)) {
+        status = vlai_fail(err, VLA_E_CORRUPT, "%s: damaged PNG: %u x %u pixels in %zu bytes", name,
+                           png_get_image_width(png, info), png_get_image_height(png, info), size);
+        goto done;
+    }
     status = make_room(image, png_get_image_width(png, info), png_get_image_height(png, info), name, err);
     if (status != VLA_OK)
         goto done;
