@@ -3,6 +3,7 @@
 #include "base/fail.h"
 
 #include <inttypes.h>
+#include <stdbool.h>
 #include <string.h>
 
 struct vlai_feed {
@@ -17,6 +18,8 @@ struct vlai_feed {
     uint8_t *repeated;    /* (horizon) */
     uint8_t *pixels;      /* pictures of one row, copied: a reader lends one at a time */
     size_t pixel_capacity;
+    vlai_frame_cache *cache;
+    const uint8_t *cached[VLAI_MAX_CAMERAS]; /* of the row in progress */
 };
 
 /* Cameras of the contract in the order of the data set's features. */
@@ -79,11 +82,78 @@ const vlai_sampler *vlai_feed_sampler(const vlai_feed *f)
     return f->sampler;
 }
 
+/* Everything that pixels depend on besides the data set's files, and the bytes of each camera's picture. False when a camera
+ * does not declare its size. */
+static bool describe_transform(const vla_dataset *set, const vlai_contract *c, int64_t *sizes, vlai_text *text)
+{
+    vlai_text_printf(text, "bicubic as Pillow 12, factor %d, %" PRId64 " to %" PRId64 " pixels", (int)(c->image.patch * c->image.merge),
+                     (int64_t)c->image.rule.min_pixels, (int64_t)c->image.rule.max_pixels);
+    for (size_t i = 0; i < c->camera_count; i++) {
+        vlai_image_size size;
+        int64_t grid[3];
+        const vla_feature *f = vla_dataset_find(set, c->cameras[i].key);
+        if (!f || f->width < 1 || f->height < 1 || vlai_contract_picture(c, i, f->width, f->height, &size, grid, NULL) != VLA_OK)
+            return false;
+        sizes[i] = size.width * size.height * 3;
+        vlai_text_printf(text, "; %s %" PRId64 "x%" PRId64 " to %" PRId64 "x%" PRId64 " by %" PRId64, c->cameras[i].key, f->width,
+                         f->height, (int64_t)size.width, (int64_t)size.height, c->cameras[i].resolution);
+    }
+    /* A choice of episodes numbers its rows by itself. */
+    const vla_dataset_info *info = vla_dataset_info_get(set);
+    vlai_text_puts(text, info->episodes == info->total_episodes ? "" : "; episodes");
+    for (int64_t e = 0; info->episodes != info->total_episodes && e < info->episodes; e++)
+        vlai_text_printf(text, " %" PRId64, vla_dataset_episode(set, e)->index);
+    return c->camera_count > 0;
+}
+
+vla_status vlai_feed_cache_open(const vla_dataset *set, const vlai_contract *contract, const char *dir, uint64_t limit,
+                                vlai_frame_cache **out, vla_error *err)
+{
+    int64_t sizes[VLAI_MAX_CAMERAS];
+    vlai_text transform = {0};
+    *out = NULL;
+    bool known = contract->camera_count <= VLAI_MAX_CAMERAS && describe_transform(set, contract, sizes, &transform);
+    vla_status status = vlai_text_status(&transform, err);
+    const vla_dataset_info *info = vla_dataset_info_get(set);
+    vlai_frame_cache_options o = {.dir = dir, .digest = info->digest, .transform = transform.data, .rows = info->rows,
+                                  .sizes = sizes, .cameras = (int64_t)contract->camera_count, .limit = limit};
+    if (status == VLA_OK && known)
+        status = vlai_frame_cache_open(&o, out, err);
+    vlai_text_fini(&transform);
+    return status;
+}
+
+void vlai_feed_use_cache(vlai_feed *f, vlai_frame_cache *cache)
+{
+    f->cache = cache;
+}
+
+/* A picture that the cache has: its original size is the declared one, since only such are put. */
+static bool from_cache(vlai_feed *f, int64_t row, size_t i, vla_picture *out)
+{
+    f->cached[i] = f->cache ? vlai_frame_cache_get(f->cache, row, (int64_t)i) : NULL;
+    *out = (vla_picture){NULL, f->cameras[i]->width, f->cameras[i]->height};
+    return f->cached[i] != NULL;
+}
+
+static void keep_pictures(vlai_feed *f, int64_t row, const vla_picture *pictures, const vlai_sample *sample)
+{
+    for (size_t k = 0; f->cache && k < sample->picture_count; k++) {
+        const vlai_sample_picture *p = &sample->pictures[k];
+        const vla_picture *from = &pictures[p->camera];
+        const vla_feature *declared = f->cameras[p->camera];
+        if (!f->cached[p->camera] && from->width == declared->width && from->height == declared->height)
+            vlai_frame_cache_put(f->cache, row, (int64_t)p->camera, sample->pixels + p->offset);
+    }
+}
+
 /* Reads every camera's picture. The first ones are copied aside, because the reader keeps only the newest. */
 static vla_status read_pictures(vlai_feed *f, int64_t row, vla_picture *out, vla_error *err)
 {
     size_t used = 0, count = f->contract->camera_count;
     for (size_t i = 0; i < count; i++) {
+        if (from_cache(f, row, i, &out[i]))
+            continue;
         VLA_TRY(vla_frame_reader_read(f->reader, row, f->cameras[i], &out[i], err));
         if (i + 1 == count)
             break;
@@ -94,6 +164,8 @@ static vla_status read_pictures(vlai_feed *f, int64_t row, vla_picture *out, vla
             if (!fresh)
                 return vlai_nomem(err, wanted);
             for (size_t k = 0, at = 0; k < i; k++) {
+                if (f->cached[k])
+                    continue;
                 out[k].data = fresh + at;
                 at += (size_t)(out[k].width * out[k].height) * 3;
             }
@@ -128,11 +200,15 @@ vla_status vlai_feed_read(vlai_feed *f, int64_t row, vlai_sample *out, vla_error
         .action_dims = f->action_dims,
         .action_is_pad = f->contract->mask_padded ? f->repeated : NULL,
         .pictures = pictures,
+        .resized = f->cached,
         .task = vla_dataset_task(f->set, row),
         .row = row,
         .episode = episode->index,
         .frame = row - episode->first_row,
     };
     vla_status status = vlai_sampler_prepare(f->sampler, &in, out, err);
-    return status == VLA_OK ? VLA_OK : vlai_prefix(err, status, "%s", info->root);
+    if (status != VLA_OK)
+        return vlai_prefix(err, status, "%s", info->root);
+    keep_pictures(f, row, pictures, out);
+    return VLA_OK;
 }

@@ -10,6 +10,7 @@
 #ifndef VLAI_FEED_H
 #define VLAI_FEED_H
 
+#include "data/frame_cache.h"
 #include "data/sample.h"
 #include "vla/dataset.h"
 
@@ -21,6 +22,12 @@ vla_status vlai_feed_create(vla_dataset *set, const vlai_contract *contract, con
                             vla_error *err);
 void vlai_feed_destroy(vlai_feed *feed);
 vla_status vlai_feed_read(vlai_feed *feed, int64_t row, vlai_sample *out, vla_error *err);
+/* A cache of resized pictures for the rows of a set under a contract, of at most `limit` bytes, in `dir`. *out is NULL when
+ * there are no cameras or one does not declare its size. */
+vla_status vlai_feed_cache_open(const vla_dataset *set, const vlai_contract *contract, const char *dir, uint64_t limit,
+                                vlai_frame_cache **out, vla_error *err);
+/* From now on pictures come from the cache where it has them, and go into it. It is borrowed; feeds may share one. */
+void vlai_feed_use_cache(vlai_feed *feed, vlai_frame_cache *cache);
 const vlai_sampler *vlai_feed_sampler(const vlai_feed *feed); /* for collation */
 
 VLA_END_DECLS

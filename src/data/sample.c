@@ -152,6 +152,7 @@ static vla_status prepare_pictures(vlai_sampler *s, const vlai_sample_input *in,
         vlai_sample_picture *p = &out->pictures[i];
         const vla_picture *from = &in->pictures[s->order[i]];
         VLA_TRY(vlai_contract_picture(c, s->order[i], from->width, from->height, &sizes[i], p->grid, err));
+        p->camera = s->order[i];
         p->offset = bytes;
         p->width = sizes[i].width;
         p->height = sizes[i].height;
@@ -163,6 +164,11 @@ static vla_status prepare_pictures(vlai_sampler *s, const vlai_sample_input *in,
     out->picture_count = c->camera_count;
     for (size_t i = 0; i < c->camera_count; i++) {
         const vla_picture *from = &in->pictures[s->order[i]];
+        const uint8_t *resized = in->resized ? in->resized[s->order[i]] : NULL;
+        if (resized) {
+            memcpy(out->pixels + out->pictures[i].offset, resized, (size_t)(sizes[i].width * sizes[i].height) * 3);
+            continue;
+        }
         VLA_TRY(vlai_resizer_fit(s->resizer, from->data, from->width, from->height, &sizes[i],
                                  out->pixels + out->pictures[i].offset, err));
     }

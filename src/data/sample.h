@@ -27,6 +27,8 @@ typedef struct vlai_sample_input {
     int64_t action_dims;
     const uint8_t *action_is_pad; /* (contract horizon), 1 = repeated past the episode's end: its mask becomes 0. NULL = none */
     const vla_picture *pictures; /* in the order of the contract's cameras */
+    const uint8_t *const *resized; /* per camera: the picture at its final size, or NULL to resize it; NULL = none. The
+                                      entry of `pictures` then gives the original size only */
     const char *task;
     const int32_t *action_tokens; /* discrete actions */
     size_t action_token_count;
@@ -34,6 +36,7 @@ typedef struct vlai_sample_input {
 } vlai_sample_input;
 
 typedef struct vlai_sample_picture {
+    size_t camera; /* of the contract */
     size_t offset; /* of its bytes in pixels */
     int64_t width, height;
     int64_t grid[3];

@@ -49,6 +49,7 @@ struct vlai_wallx_task {
     split train, held;
     int64_t *held_episodes;
     vlai_sampler *collator; /* data.padding: reference */
+    vlai_frame_cache *cache;
     vlai_wallx_assembly assembly;
     char **frozen;          /* parameters that no group takes, with train_action_expert_only */
     size_t frozen_count, frozen_capacity;
@@ -95,7 +96,9 @@ static void slot_destroy(void *user, void *slot)
 static vla_status worker_create(void *user, void **worker, vla_error *err)
 {
     const split *s = user;
-    return vlai_feed_create(s->task->set, &s->task->contract, s->task->tok, (vlai_feed **)worker, err);
+    VLA_TRY(vlai_feed_create(s->task->set, &s->task->contract, s->task->tok, (vlai_feed **)worker, err));
+    vlai_feed_use_cache(*worker, s->task->cache);
+    return VLA_OK;
 }
 
 static void worker_destroy(void *user, void *worker)
@@ -391,6 +394,18 @@ static vla_status open_set(vlai_wallx_task *t, vla_error *err)
     return vlai_contract_check_set(&t->contract, t->set, &t->notes, err);
 }
 
+static vla_status open_cache(vlai_wallx_task *t, vla_error *err)
+{
+    const vlai_config *c = t->config;
+    char dir[PATH];
+    if (c->data.frame_cache_gb <= 0)
+        return VLA_OK;
+    if (!vlai_path_join(dir, sizeof dir, c->checkpoint.save_path, "frame_cache"))
+        return vlai_fail(err, VLA_E_INVALID, "%s: path too long", c->checkpoint.save_path);
+    return vlai_feed_cache_open(t->set, &t->contract, c->data.frame_cache_dir ? c->data.frame_cache_dir : dir,
+                                (uint64_t)(1e9 * c->data.frame_cache_gb), &t->cache, err);
+}
+
 /* The i-th episode of the configuration's list, or of the set. */
 static int64_t listed_episode(const vlai_wallx_task *t, int64_t i)
 {
@@ -615,6 +630,7 @@ static vla_status open_task(vlai_wallx_task *t, vla_error *err)
         VLA_TRY(vlai_sampler_create(&t->contract, t->tok, &t->collator, err));
     VLA_TRY(open_model(t, err));
     VLA_TRY(open_set(t, err));
+    VLA_TRY(open_cache(t, err));
     VLA_TRY(make_split(t, err));
     VLA_TRY(write_contract(t, err));
     VLA_TRY(list_files(t, err));
@@ -657,6 +673,7 @@ void vlai_wallx_task_close(vlai_wallx_task *t)
     vlai_sampler_destroy(t->collator);
     vlai_order_destroy(t->train.order);
     vlai_order_destroy(t->held.order);
+    vlai_frame_cache_close(t->cache);
     vla_dataset_close(t->set);
     if (t->contract_made)
         vlai_contract_fini(&t->contract);

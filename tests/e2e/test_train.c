@@ -107,6 +107,13 @@ static void other_ways_to_the_same_bits(void **state)
     assert_same_run("run", "layer", "1_20");
     assert_int_equal(tiny_run("WALLX_PERF_COMPILE_RECOMP_LIMIT=2", "train --config tiny.yml --checkpoint.save_path=few"), 0);
     assert_same_run("run", "few", "1_20");
+    /* cold, warm, and with room for a part only */
+    tiny_must("train --config tiny.yml --checkpoint.save_path=cold --data.frame_cache_gb=1 --data.frame_cache_dir=frames");
+    assert_same_run("run", "cold", "1_20");
+    tiny_must("train --config tiny.yml --checkpoint.save_path=warm --data.frame_cache_gb=1 --data.frame_cache_dir=frames");
+    assert_same_run("run", "warm", "1_20");
+    tiny_must("train --config tiny.yml --checkpoint.save_path=part --data.frame_cache_gb=0.0005");
+    assert_same_run("run", "part", "1_20");
 }
 
 static void variants_train(void **state)
