@@ -50,7 +50,7 @@ static void whole_table(void **state)
 {
     (void)state;
     char root[4096];
-    snprintf(root, sizeof root, "%s/assets/datasets/v30-av1-split", golden_dir());
+    snprintf(root, sizeof root, "%s/assets/datasets/v30-av1", golden_dir());
     if (!vlai_is_dir(root)) {
         skip();
         return;
