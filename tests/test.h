@@ -32,6 +32,19 @@
             fail_msg("%s: message '%s' / hint '%s' lacks '%s'", #call, (err).message, (err).hint, part);       \
     } while (0)
 
+/* $VLA_LONG asks for the long form (make check-long); $VLA_SANITIZED says that every step is ten times slower. */
+static inline int test_long(void)
+{
+    const char *env = getenv("VLA_LONG");
+    return env && *env;
+}
+
+static inline int test_sanitized(void)
+{
+    const char *env = getenv("VLA_SANITIZED");
+    return env && *env;
+}
+
 /* The golden folder: $VLA_GOLDEN, else ../shared/golden, else tests/golden. NULL never. */
 static inline const char *golden_dir(void)
 {

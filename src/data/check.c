@@ -151,7 +151,10 @@ static vla_status look_at_stats(const vla_dataset *set, vlai_findings *findings,
         return VLA_OK;
     json_t *stats;
     vla_error inner = VLA_ERROR_INIT;
-    if (vlai_json_load(path, &stats, &inner) != VLA_OK) {
+    vla_status read = vlai_json_load(path, &stats, &inner);
+    if (read == VLA_E_NOMEM)
+        return vlai_fail(err, read, "%s", inner.message);
+    if (read != VLA_OK) {
         vlai_finding f = vlai_finding_warning("json", file);
         vlai_report(findings, &f, "%s", inner.message);
         return VLA_OK;

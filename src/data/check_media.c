@@ -58,8 +58,9 @@ static void look_at_clock(const vla_dataset *set, const vlai_camera *camera, con
                 f.camera, worst * 1e3, (long long)f.episode);
 }
 
-static void decode_frames(vlai_decoder *decoder, vlai_clip *clip, const char *camera, const char *path, const json_t *info,
-                          const vla_feature *feature, vlai_check_depth depth, vlai_findings *findings)
+static vla_status decode_frames(vlai_decoder *decoder, vlai_clip *clip, const char *camera, const char *path,
+                                const json_t *info, const vla_feature *feature, vlai_check_depth depth,
+                                vlai_findings *findings, vla_error *err)
 {
     int64_t n = vlai_clip_frames(clip), step = depth == VLAI_CHECK_FULL ? 1 : n > 4 ? (n - 1) / 4 : 1;
     for (int64_t i = 0; i < n; i += step) {
@@ -67,13 +68,15 @@ static void decode_frames(vlai_decoder *decoder, vlai_clip *clip, const char *ca
         vlai_frame frame;
         vla_error inner = VLA_ERROR_INIT;
         vla_status status = vlai_decoder_read(decoder, clip, at, &frame, &inner);
+        if (status == VLA_E_NOMEM)
+            return vlai_fail(err, status, "%s", inner.message);
         if (status != VLA_OK) {
             vlai_finding f = vlai_finding_error(status == VLA_E_UNSUPPORTED ? "decoder-missing" : "video-decode", path);
             f.camera = camera;
             f.frame = at;
             f.hint = inner.hint[0] ? inner.hint : NULL;
             vlai_report(findings, &f, "camera %s: %s", camera, inner.message);
-            return;
+            return VLA_OK;
         }
         if (i > 0)
             continue;
@@ -93,6 +96,7 @@ static void decode_frames(vlai_decoder *decoder, vlai_clip *clip, const char *ca
                         camera, frame.matrix);
         }
     }
+    return VLA_OK;
 }
 
 static vla_status look_at_video(const vla_dataset *set, const vlai_camera *camera, const vlai_clip_file *file,
@@ -129,9 +133,9 @@ static vla_status look_at_video(const vla_dataset *set, const vlai_camera *camer
     if (set->fps > 0 && set->version == 30)
         look_at_clock(set, camera, file, clip, findings);
     if (!feature->is_depth)
-        decode_frames(decoder, clip, feature->name, file->path, info, feature, depth, findings);
+        status = decode_frames(decoder, clip, feature->name, file->path, info, feature, depth, findings, err);
     vlai_clip_close(clip);
-    return VLA_OK;
+    return status;
 }
 
 /* First, middle and last picture of a file (or all), one by one. */
@@ -143,8 +147,10 @@ static vla_status look_at_images(const vla_dataset *set, const vlai_camera *came
     char path[4096];
     VLA_TRY(vlai_set_path(set, file->path, path, sizeof path, err));
     vlai_parquet *parquet;
-    if (vlai_parquet_open(path, &parquet, NULL) != VLA_OK)
-        return VLA_OK;
+    vla_error unread = VLA_ERROR_INIT;
+    vla_status opened = vlai_parquet_open(path, &parquet, &unread);
+    if (opened != VLA_OK) /* reported when it was scanned */
+        return opened == VLA_E_NOMEM ? vlai_fail(err, opened, "%s", unread.message) : VLA_OK;
     const vlai_parquet_column *column = vlai_parquet_find(parquet, feature->name);
     vlai_image image = {0};
     int64_t n = vlai_parquet_rows(parquet), told = 0;
@@ -161,6 +167,10 @@ static vla_status look_at_images(const vla_dataset *set, const vlai_camera *came
             else
                 status = vlai_fail(&inner, VLA_E_CORRUPT, "the picture is not embedded");
             vlai_parquet_values_fini(&v);
+        }
+        if (status == VLA_E_NOMEM) {
+            opened = vlai_fail(err, status, "%s", inner.message);
+            break;
         }
         if (status != VLA_OK && !feature->is_depth) {
             int64_t frame = -1, episode = vlai_set_locate(set, number, i, &frame);
@@ -180,7 +190,7 @@ static vla_status look_at_images(const vla_dataset *set, const vlai_camera *came
     }
     vlai_image_fini(&image);
     vlai_parquet_close(parquet);
-    return VLA_OK;
+    return opened;
 }
 
 vla_status vlai_check_media(vla_dataset *set, vlai_check_depth depth, vlai_findings *findings, vla_error *err)
@@ -190,8 +200,9 @@ vla_status vlai_check_media(vla_dataset *set, vlai_check_depth depth, vlai_findi
     char path[4096];
     VLA_TRY(vlai_decoder_create(1, &decoder, err));
     vla_status status = vlai_set_path(set, "meta/info.json", path, sizeof path, err);
-    if (status == VLA_OK)
-        (void)vlai_json_load(path, &root, NULL);
+    vla_error inner = VLA_ERROR_INIT;
+    if (status == VLA_OK && vlai_json_load(path, &root, &inner) == VLA_E_NOMEM)
+        status = vlai_fail(err, VLA_E_NOMEM, "%s", inner.message);
     for (int64_t c = 0; c < set->camera_count && status == VLA_OK; c++) {
         vlai_camera *camera = &set->cameras[c];
         const json_t *info = declared_info(root, set->features[camera->feature].name);

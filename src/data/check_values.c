@@ -296,8 +296,13 @@ vla_status vlai_check_values(vla_dataset *set, vlai_findings *findings, vla_erro
         goto done;
     }
     VLA_TRY_GOTO(vlai_set_path(set, "meta/stats.json", path, sizeof path, err), done);
-    if (!vlai_file_fault(path))
-        (void)vlai_json_load(path, &stats, NULL); /* its faults are reported elsewhere */
+    if (!vlai_file_fault(path)) { /* its faults are reported elsewhere */
+        vla_error inner = VLA_ERROR_INIT;
+        if (vlai_json_load(path, &stats, &inner) == VLA_E_NOMEM) {
+            status = vlai_fail(err, VLA_E_NOMEM, "%s", inner.message);
+            goto done;
+        }
+    }
     for (int64_t i = 0; i < count; i++) {
         const column *c = &columns[i];
         if (!c->ready || c->dims[0].count == 0 || c->infinite || c->nulls || c->lengths)

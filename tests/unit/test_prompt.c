@@ -124,7 +124,7 @@ static void samples_and_batches(void **state)
     assert_ok(vlai_sampler_create(&c, tok, &sampler, &err), err);
     static uint8_t rgb[64 * 48 * 3];
     vla_picture picture = {rgb, 64, 48};
-    static const float values[3] = {0, 1, -1}, actions[4] = {0.5f, -0.5f, 2, 0};
+    static const float values[5] = {0, 1, -1}, actions[4] = {0.5f, -0.5f, 2, 0};
     static const uint8_t is_pad[2] = {0, 1};
     vlai_sample_input in = {.state = values, .state_dims = 3, .action = actions, .action_dims = 2, .pictures = &picture,
                             .task = "pick up the bowl", .episode = 3, .frame = 9};
