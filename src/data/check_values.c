@@ -53,20 +53,21 @@ static void take_value(dimension *d, double x)
     d->squares += step * (x - d->mean);
 }
 
-static void look_at_row(const vla_dataset *set, column *c, const vlai_parquet_values *v, int file, int64_t r,
+/* Value row r of a read that began at row `first` of the file. */
+static void look_at_row(const vla_dataset *set, column *c, const vlai_parquet_values *v, int file, int64_t first, int64_t r,
                         vlai_findings *findings)
 {
     int64_t n = v->offsets[r + 1] - v->offsets[r], dim = c->feature->dim;
     if (v->null[r]) {
         if (c->nulls++ < REPORT_LIMIT) {
-            vlai_finding f = at_row(set, 'E', "null", c, file, r);
+            vlai_finding f = at_row(set, 'E', "null", c, file, first + r);
             vlai_report(findings, &f, "column '%s' %s", c->feature->name, v->null[r] == 1 ? "is null" : "holds a null");
         }
         return;
     }
     if (n != dim) {
         if (c->lengths++ < REPORT_LIMIT) {
-            vlai_finding f = at_row(set, 'E', "list-length", c, file, r);
+            vlai_finding f = at_row(set, 'E', "list-length", c, file, first + r);
             f.expected = vlai_value_whole(dim);
             f.found = vlai_value_whole(n);
             vlai_report(findings, &f, "column '%s' has %lld values, expected %lld", c->feature->name, (long long)n,
@@ -78,7 +79,7 @@ static void look_at_row(const vla_dataset *set, column *c, const vlai_parquet_va
     for (int64_t d = 0; d < dim; d++)
         if (!isfinite(x[d])) {
             if (c->infinite++ < REPORT_LIMIT) {
-                vlai_finding f = at_row(set, 'E', "not-finite", c, file, r);
+                vlai_finding f = at_row(set, 'E', "not-finite", c, file, first + r);
                 f.dim = d;
                 f.found = vlai_value_text(isnan(x[d]) ? "nan" : x[d] > 0 ? "inf" : "-inf");
                 vlai_report(findings, &f, "column '%s' is %g", c->feature->name, x[d]);
@@ -89,7 +90,7 @@ static void look_at_row(const vla_dataset *set, column *c, const vlai_parquet_va
         return;
     for (int64_t d = 0; d < dim; d++)
         take_value(&c->dims[d], x[d]);
-    if ((set->files[file].first + r) % c->stride == 0 && c->sampled < SAMPLE_ROWS) {
+    if ((set->files[file].first + first + r) % c->stride == 0 && c->sampled < SAMPLE_ROWS) {
         for (int64_t d = 0; d < dim; d++)
             c->sample[c->sampled * dim + d] = (float)x[d];
         c->sampled++;
@@ -98,13 +99,40 @@ static void look_at_row(const vla_dataset *set, column *c, const vlai_parquet_va
 
 static const char *stored_as(const char *dtype)
 {
-    static const char *const pairs[][2] = {{"float32", "FLOAT"}, {"float64", "DOUBLE"}, {"int64", "INT64"},
+    static const char *const pairs[][2] = {{"float32", "FLOAT"}, {"float64", "DOUBLE"},  {"float16", "FLOAT16"}, {"int64", "INT64"},
                                            {"int32", "INT32"},   {"int16", "INT32"},    {"int8", "INT32"},
                                            {"uint8", "INT32"},   {"uint16", "INT32"},   {"bool", "BOOLEAN"}};
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
         if (!strcmp(pairs[i][0], dtype))
             return pairs[i][1];
     return NULL;
+}
+
+static vla_status look_at_column(const vla_dataset *set, column *c, vlai_parquet *parquet,
+                                 const vlai_parquet_column *stored, int file, vlai_findings *findings, vla_error *err)
+{
+    enum { WIDE = 256 }; /* arrays such as depth pictures are read by row groups, all else at once */
+    bool wide = c->feature->dim > WIDE;
+    int steps = wide ? vlai_parquet_group_count(parquet) : 1;
+    for (int g = 0; g < steps; g++) {
+        int64_t first = wide ? vlai_parquet_group_first(parquet, g) : 0;
+        int64_t rows = wide ? vlai_parquet_group_rows(parquet, g) : vlai_parquet_rows(parquet);
+        vlai_parquet_values v;
+        vla_error inner = VLA_ERROR_INIT;
+        vla_status status = vlai_parquet_read(parquet, stored, first, rows, VLAI_PARQUET_F64, &v, &inner);
+        if (status == VLA_E_NOMEM)
+            return vlai_fail(err, status, "%s", inner.message);
+        if (status != VLA_OK) {
+            vlai_finding f = vlai_finding_error(status == VLA_E_DTYPE ? "dtype" : "file-damaged", set->files[file].path);
+            f.column = c->feature->name;
+            vlai_report(findings, &f, "%s", inner.message);
+            return VLA_OK;
+        }
+        for (int64_t r = 0; r < v.rows; r++)
+            look_at_row(set, c, &v, file, first, r, findings);
+        vlai_parquet_values_fini(&v);
+    }
+    return VLA_OK;
 }
 
 static vla_status look_at_file(const vla_dataset *set, column *columns, int64_t count, int file, vlai_findings *findings,
@@ -132,19 +160,7 @@ static vla_status look_at_file(const vla_dataset *set, column *columns, int64_t 
                         stored->stored);
             c->dtype_told = true;
         }
-        vlai_parquet_values v;
-        vla_status read = vlai_parquet_read(parquet, stored, 0, vlai_parquet_rows(parquet), VLAI_PARQUET_F64, &v, &inner);
-        if (read == VLA_E_NOMEM) {
-            status = vlai_fail(err, read, "%s", inner.message);
-        } else if (read != VLA_OK) {
-            vlai_finding f = vlai_finding_error(read == VLA_E_DTYPE ? "dtype" : "file-damaged", set->files[file].path);
-            f.column = c->feature->name;
-            vlai_report(findings, &f, "%s", inner.message);
-        } else {
-            for (int64_t r = 0; r < v.rows; r++)
-                look_at_row(set, c, &v, file, r, findings);
-            vlai_parquet_values_fini(&v);
-        }
+        status = look_at_column(set, c, parquet, stored, file, findings, err);
     }
     vlai_parquet_close(parquet);
     return status;
@@ -174,16 +190,15 @@ static void look_at_dim(const vla_dataset *set, const column *c, int64_t d, floa
         f.column = c->feature->name;
         f.dim = d;
         f.found = vlai_value_real(m->mean);
-        vlai_report(findings, &f, "column '%s' dim %lld %s is constant (%.6g; q01 %.6g, q99 %.6g, std %.3g): normalisation maps "
-                                  "it to -1",
-                    c->feature->name, (long long)d, name, m->mean, q01, q99, std);
+        vlai_report(findings, &f, "column '%s' %s is constant (%.6g; q01 %.6g, q99 %.6g, std %.3g): normalisation maps it to -1",
+                    c->feature->name, name, m->mean, q01, q99, std);
     } else if (c->sampled >= 100 && q99 > q01 && (m->low < q01 - 10 * (q99 - q01) || m->high > q99 + 10 * (q99 - q01))) {
         vlai_finding f = vlai_finding_warning("outlier", file);
         f.column = c->feature->name;
         f.dim = d;
         f.found = vlai_value_real(m->low < q01 - 10 * (q99 - q01) ? m->low : m->high);
-        vlai_report(findings, &f, "column '%s' dim %lld %s reaches %.6g..%.6g, while 98 %% lies in %.6g..%.6g", c->feature->name,
-                    (long long)d, name, m->low, m->high, q01, q99);
+        vlai_report(findings, &f, "column '%s' %s reaches %.6g..%.6g, while 98 %% lies in %.6g..%.6g", c->feature->name, name,
+                    m->low, m->high, q01, q99);
     }
 }
 
@@ -307,7 +322,7 @@ vla_status vlai_check_values(vla_dataset *set, vlai_findings *findings, vla_erro
         const column *c = &columns[i];
         if (!c->ready || c->dims[0].count == 0 || c->infinite || c->nulls || c->lengths)
             continue;
-        for (int64_t d = 0; d < c->feature->dim; d++)
+        for (int64_t d = 0; d < c->feature->dim && c->feature->rank <= 1; d++)
             look_at_dim(set, c, d, scratch, findings);
         if (json_is_object(stats) && json_object_get(stats, c->feature->name))
             compare_stats(c, json_object_get(stats, c->feature->name), findings);

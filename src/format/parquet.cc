@@ -197,8 +197,20 @@ vlai_parquet_type kind_of(const parquet::ColumnDescriptor *d)
     case parquet::Type::FLOAT: return VLAI_PARQUET_F32;
     case parquet::Type::DOUBLE: return VLAI_PARQUET_F64;
     case parquet::Type::BYTE_ARRAY: return VLAI_PARQUET_TEXT;
+    case parquet::Type::FIXED_LEN_BYTE_ARRAY:
+        return d->type_length() == 2 && logical && logical->is_float16() ? VLAI_PARQUET_F32 : VLAI_PARQUET_OTHER;
     default: return VLAI_PARQUET_OTHER;
     }
+}
+
+/* IEEE half, two bytes, little end first. */
+float half_to_float(const uint8_t *p)
+{
+    int bits = p[0] | p[1] << 8, exponent = bits >> 10 & 31, fraction = bits & 1023;
+    float value = exponent == 31 ? (fraction ? NAN : INFINITY)
+                  : exponent     ? std::ldexp((float)(fraction + 1024), exponent - 25)
+                                 : std::ldexp((float)fraction, -24);
+    return bits >> 15 ? -value : value;
 }
 
 void describe_columns(vlai_parquet *file)
@@ -229,7 +241,7 @@ void describe_columns(vlai_parquet *file)
             case parquet::Type::FLOAT: c.stored = "FLOAT"; break;
             case parquet::Type::DOUBLE: c.stored = "DOUBLE"; break;
             case parquet::Type::BYTE_ARRAY: c.stored = "BYTE_ARRAY"; break;
-            default: c.stored = "FIXED_LEN_BYTE_ARRAY"; break;
+            default: c.stored = c.type == VLAI_PARQUET_F32 ? "FLOAT16" : "FIXED_LEN_BYTE_ARRAY"; break;
             }
         } else if (c.depth == 0) {
             int bytes = -1, text = -1;
@@ -449,6 +461,10 @@ struct sink {
     {
         put_number(out, st, want, 0, leaf->is_unsigned32 ? (int64_t)(uint32_t)v : (int64_t)v, false, name);
     }
+    void value(int64_t, const parquet::FixedLenByteArray &v)
+    {
+        put_number(out, st, want, (double)half_to_float(v.ptr), 0, true, name);
+    }
     void value(int64_t at, const parquet::ByteArray &v)
     {
         if (side) {
@@ -535,6 +551,7 @@ void read_leaf(vlai_parquet *file, int leaf, int64_t first, int64_t rows, sink *
         case parquet::Type::FLOAT: read_chunk<parquet::FloatType>(column.get(), skip, take, at, to); break;
         case parquet::Type::DOUBLE: read_chunk<parquet::DoubleType>(column.get(), skip, take, at, to); break;
         case parquet::Type::BYTE_ARRAY: read_chunk<parquet::ByteArrayType>(column.get(), skip, take, at, to); break;
+        case parquet::Type::FIXED_LEN_BYTE_ARRAY: read_chunk<parquet::FLBAType>(column.get(), skip, take, at, to); break;
         default: throw parquet::ParquetException("physical type not read");
         }
         at += take;
