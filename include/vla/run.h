@@ -66,9 +66,18 @@ VLA_API size_t vla_store_bytes(const vla_store *store, vla_store_kind kind, vla_
 VLA_API void vla_store_get_float(const vla_store *store, size_t index, int64_t first, int64_t n, float *out);
 VLA_API void vla_store_set_float(vla_store *store, size_t index, int64_t first, int64_t n, const float *values);
 VLA_API void vla_store_zero_gradients(vla_store *store);
+/* Gives the store a second home on the executor's device, where runs of that executor find it, and copies everything
+ * there; nothing happens for the CPU. vla_store_tensor goes on to show host memory: `pull` brings it up to date, `push`
+ * carries changes of it to the device. */
+VLA_API vla_status vla_store_attach(vla_store *store, vla_executor *executor, vla_error *err);
+VLA_API vla_status vla_store_pull(vla_store *store, vla_store_kind kind, vla_error *err);
+VLA_API vla_status vla_store_push(vla_store *store, vla_store_kind kind, vla_error *err);
 VLA_API vla_numerics vla_store_numerics(const vla_store *store);
 
 VLA_API vla_status vla_executor_create(int threads, vla_executor **out, vla_error *err);
+/* device: "cpu", "cuda" or "cuda:N" (in a build with CUDA). */
+VLA_API vla_status vla_executor_create_on(const char *device, int threads, vla_executor **out, vla_error *err);
+VLA_API const char *vla_executor_device(const vla_executor *executor); /* "cpu" or "cuda" */
 VLA_API void vla_executor_destroy(vla_executor *executor);
 VLA_API int vla_executor_threads(const vla_executor *executor);
 /* Makes the arena large enough for a plan; runs made before stay valid only if it did not grow, so reserve first. */

@@ -1,5 +1,6 @@
 /* The store: every persistent tensor of a run, in one flat arena per kind, in checkpoint order. */
 #include "exec/store.h"
+#include "exec/executor.h"
 
 #include "base/bf16.h"
 #include "base/fail.h"
@@ -19,8 +20,11 @@ void vla_store_destroy(vla_store *store)
 {
     if (!store)
         return;
-    for (int k = 0; k < VLA_STORE_KINDS; k++)
+    for (int k = 0; k < VLA_STORE_KINDS; k++) {
         vlai_free(store->arena[k]);
+        if (store->device[k])
+            store->executor->backend->store_free(store->executor, store->device[k]);
+    }
     vlai_free(store->params);
     vlai_free(store->table);
     vlai_arena_fini(&store->names);
@@ -177,6 +181,44 @@ void vla_store_zero_gradients(vla_store *store)
 {
     if (store->arena[VLA_STORE_GRADIENT])
         memset(store->arena[VLA_STORE_GRADIENT], 0, store->bytes[VLA_STORE_GRADIENT]);
+    if (store->device[VLA_STORE_GRADIENT])
+        store->executor->backend->store_zero(store->executor, store->device[VLA_STORE_GRADIENT], store->bytes[VLA_STORE_GRADIENT], NULL);
+}
+
+void *vlai_store_place(const vla_store *store, const vla_executor *ex, vla_store_kind kind, size_t index)
+{
+    void *const *arenas = ex->backend->store_alloc ? store->device : store->arena;
+    if (ex->backend->store_alloc && (!store->executor || store->executor->backend != ex->backend || store->executor->index != ex->index))
+        return NULL;
+    return arenas[kind] ? (char *)arenas[kind] + store->params[index].offset[kind] : NULL;
+}
+
+vla_status vla_store_attach(vla_store *store, vla_executor *ex, vla_error *err)
+{
+    if (!ex->backend->store_alloc || store->executor == ex)
+        return VLA_OK;
+    if (store->executor)
+        return vlai_fail(err, VLA_E_INVALID, "the store already has a home on a device");
+    store->executor = ex;
+    for (int k = 0; k < VLA_STORE_KINDS; k++) {
+        if (!store->arena[k] || store->bytes[k] == 0)
+            continue;
+        VLA_TRY(ex->backend->store_alloc(ex, store->bytes[k], &store->device[k], err));
+        VLA_TRY(vla_store_push(store, (vla_store_kind)k, err));
+    }
+    return VLA_OK;
+}
+
+vla_status vla_store_pull(vla_store *store, vla_store_kind kind, vla_error *err)
+{
+    vla_executor *ex = store->executor;
+    return ex && store->device[kind] ? ex->backend->store_copy(ex, store->device[kind], store->arena[kind], store->bytes[kind], 0, err) : VLA_OK;
+}
+
+vla_status vla_store_push(vla_store *store, vla_store_kind kind, vla_error *err)
+{
+    vla_executor *ex = store->executor;
+    return ex && store->device[kind] ? ex->backend->store_copy(ex, store->device[kind], store->arena[kind], store->bytes[kind], 1, err) : VLA_OK;
 }
 
 /* Master = bf16 weight, ties rounded up so that it can be undone, plus the 16 low bits. */

@@ -27,6 +27,8 @@ struct vla_store {
     vla_store_use use;
     void *arena[VLA_STORE_KINDS];
     size_t bytes[VLA_STORE_KINDS];
+    vla_executor *executor; /* of the second home, or NULL */
+    void *device[VLA_STORE_KINDS];
 };
 
 #endif

@@ -22,6 +22,7 @@ struct vlai_wallx_sampler {
     vlai_wallx_config config;
     vla_store *store;
     int threads;
+    char device[16];
     vlai_wallx_shape shape; /* of the stages below */
     bool cached;
     stage whole, step;
@@ -36,6 +37,7 @@ vla_status vlai_wallx_sampler_create(const vlai_wallx_config *config, vla_store 
     (*out)->config = *config;
     (*out)->store = store;
     (*out)->threads = executor ? vla_executor_threads(executor) : 0;
+    snprintf((*out)->device, sizeof (*out)->device, "%s", executor ? vla_executor_device(executor) : "cpu");
     return VLA_OK;
 }
 
@@ -69,7 +71,7 @@ static vla_status stage_build(vlai_wallx_sampler *s, const vlai_wallx_options *o
         return status;
     }
     VLA_TRY(vla_plan_build(g, &plan_options, &out->plan, err));
-    VLA_TRY(vla_executor_create(s->threads, &out->executor, err));
+    VLA_TRY(vla_executor_create_on(s->device, s->threads, &out->executor, err));
     return vla_run_create(out->executor, out->plan, s->store, &out->run, err);
 }
 

@@ -58,7 +58,7 @@ vla_status vlai_parity_model_open(vlai_parity_case *c, bool with_weights, bool a
     }
     VLA_TRY(open_if_there(c, "inputs.safetensors", &m->inputs, err));
     VLA_TRY(open_if_there(c, "outputs.safetensors", &m->outputs, err));
-    VLA_TRY(vla_executor_create(0, &m->executor, err));
+    VLA_TRY(vla_executor_create_on(c->device, 0, &m->executor, err));
     if (!with_weights)
         return VLA_OK;
     VLA_TRY(open_weights(c, &m->weights, err));
@@ -68,7 +68,8 @@ vla_status vlai_parity_model_open(vlai_parity_case *c, bool with_weights, bool a
     VLA_TRY(vla_store_create(&m->store, err));
     VLA_TRY(vlai_wallx_params(&m->config, vlai_settings_group, m->train, m->store, err));
     VLA_TRY(vla_store_allocate(m->store, m->numerics, accumulate ? VLA_STORE_ACCUMULATE : VLA_STORE_TRAIN, err));
-    return vlai_wallx_load(&m->config, m->weights, m->store, err);
+    VLA_TRY(vlai_wallx_load(&m->config, m->weights, m->store, err));
+    return vla_store_attach(m->store, m->executor, err);
 }
 
 void vlai_parity_model_close(vlai_parity_model *m)

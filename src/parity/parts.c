@@ -114,6 +114,7 @@ vla_status vlai_parity_vision(vlai_parity_case *c, vla_error *err)
         VLA_TRY_GOTO(vlai_parity_floats(&arena, m.weights, vlai_safetensors_at(m.weights, i)->name, &w, &view, err), done);
         vla_store_set_float(m.store, i, 0, view->elements, w);
     }
+    VLA_TRY_GOTO(vla_store_attach(m.store, m.executor, err), done);
     VLA_TRY_GOTO(vla_graph_backward(g, vla_graph_find(g, "loss"), 1.0, err), done);
     for (size_t v = 0, n = g->n_gradient; v < n; v++)
         if (g->values[v].name && !strncmp(g->values[v].name, "act.", 4) && g->gradient[v] != VLA_NONE) {
@@ -141,6 +142,7 @@ vla_status vlai_parity_vision(vlai_parity_case *c, vla_error *err)
             status = compare(c, &arena, m.outputs, name, run, name, name[0] == 'd' ? "dact" : "act", name[0] == 'd' ? m.bound.dact : m.bound.act, err);
     }
     vlai_safetensors *grads = NULL;
+    VLA_TRY_GOTO(status == VLA_OK ? vla_store_pull(m.store, VLA_STORE_GRADIENT, err) : status, done);
     VLA_TRY_GOTO(status == VLA_OK ? vlai_parity_open(c, "grads.safetensors", &grads, err) : status, done);
     for (size_t i = 0; i < vlai_safetensors_count(grads) && status == VLA_OK; i++) {
         float *want;

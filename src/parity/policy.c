@@ -327,7 +327,9 @@ static vla_status compare_store(vlai_parity_case *c, const vlai_parity_model *m,
     bool gradients = kind == VLA_STORE_GRADIENT, bf16 = m->numerics != VLA_FP32;
     size_t count = vlai_safetensors_count(st), compared = 0;
     double largest = 0, *errors = vlai_arena_alloc(&arena, (count + 1) * sizeof *errors);
-    vla_status status = errors ? VLA_OK : vlai_nomem(err, count * sizeof *errors);
+    vla_status status = errors ? vla_store_pull(m->store, kind, err) : vlai_nomem(err, count * sizeof *errors);
+    if (status == VLA_OK && !gradients)
+        status = vla_store_pull(m->store, VLA_STORE_LOW, err);
     for (int pass = 0; pass < 2; pass++)
         for (size_t i = 0; i < count && status == VLA_OK; i++) {
             const vlai_tensor_view *view = vlai_safetensors_at(st, i);

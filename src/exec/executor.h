@@ -1,0 +1,51 @@
+/* The inside of executors and runs, shared by their devices. A device is a table of functions: exec/run_cpu.c and, in a
+ * build with CUDA, exec/run_cuda.c. */
+#ifndef VLAI_EXECUTOR_H
+#define VLAI_EXECUTOR_H
+
+#include "base/pool.h"
+#include "cpu/cpu.h"
+#include "exec/plan.h"
+#include "vla/run.h"
+
+typedef struct vlai_backend {
+    const char *name;
+    vla_status (*open)(vla_executor *ex, vla_error *err);
+    void (*close)(vla_executor *ex);
+    vla_status (*reserve)(vla_executor *ex, const vla_plan *plan, vla_error *err);
+    vla_status (*bind)(vla_run *run, vla_store *store, vla_error *err);
+    void (*unbind)(vla_run *run);
+    vla_status (*execute)(vla_run *run, vla_error *err);
+    void *(*data)(const vla_run *run, vla_value v); /* host memory of an input or a named result */
+    /* The store's second home; NULL for the CPU. */
+    vla_status (*store_alloc)(vla_executor *ex, size_t bytes, void **device, vla_error *err);
+    void (*store_free)(vla_executor *ex, void *device);
+    vla_status (*store_zero)(vla_executor *ex, void *device, size_t bytes, vla_error *err);
+    vla_status (*store_copy)(vla_executor *ex, void *device, void *host, size_t bytes, int to_device, vla_error *err);
+} vlai_backend;
+
+struct vla_executor {
+    const vlai_backend *backend;
+    int threads, index; /* index: of the device */
+    vlai_pool *pool;
+    char *arena, *workspace, *thread_workspace, *widen;
+    size_t arena_bytes, workspace_bytes, per_thread, widen_bytes;
+    void *state; /* of the backend */
+};
+
+struct vla_run {
+    vla_executor *executor;
+    const vla_plan *plan;
+    void **data; /* per value, on the device */
+    void *state; /* of the backend */
+};
+
+/* Where a tensor of the store stands for runs of this executor; NULL when the store was not attached to it. */
+void *vlai_store_place(const vla_store *store, const vla_executor *ex, vla_store_kind kind, size_t index);
+
+extern const vlai_backend vlai_backend_cpu;
+#ifdef VLA_CUDA
+extern const vlai_backend vlai_backend_cuda;
+#endif
+
+#endif

@@ -1,0 +1,136 @@
+#include "kernels/device.h"
+
+#include <cuda_runtime_api.h>
+#include <stdio.h>
+
+int vlai_device_count(int *count)
+{
+    *count = 0;
+    return (int)cudaGetDeviceCount(count);
+}
+
+int vlai_device_select(int index, vlai_device_info *info)
+{
+    struct cudaDeviceProp p;
+    cudaError_t code = cudaSetDevice(index);
+    if (code == cudaSuccess)
+        code = cudaGetDeviceProperties(&p, index);
+    if (code != cudaSuccess)
+        return (int)code;
+    snprintf(info->name, sizeof info->name, "%s", p.name);
+    info->major = p.major;
+    info->minor = p.minor;
+    info->multiprocessors = p.multiProcessorCount;
+    return (int)cudaMemGetInfo(&info->free, &info->memory);
+}
+
+const char *vlai_device_error(int code)
+{
+    return cudaGetErrorString((cudaError_t)code);
+}
+
+int vlai_device_alloc(size_t bytes, void **device)
+{
+    *device = NULL;
+    return (int)cudaMalloc(device, bytes ? bytes : 1);
+}
+
+void vlai_device_free(void *device)
+{
+    if (device)
+        cudaFree(device);
+}
+
+int vlai_device_pinned_alloc(size_t bytes, void **host)
+{
+    *host = NULL;
+    return (int)cudaMallocHost(host, bytes ? bytes : 1);
+}
+
+void vlai_device_pinned_free(void *host)
+{
+    if (host)
+        cudaFreeHost(host);
+}
+
+int vlai_device_stream_create(void **stream)
+{
+    return (int)cudaStreamCreateWithFlags((cudaStream_t *)stream, cudaStreamNonBlocking);
+}
+
+void vlai_device_stream_destroy(void *stream)
+{
+    if (stream)
+        cudaStreamDestroy((cudaStream_t)stream);
+}
+
+int vlai_device_synchronize(void *stream)
+{
+    return (int)cudaStreamSynchronize((cudaStream_t)stream);
+}
+
+int vlai_device_upload(void *device, const void *host, size_t bytes, void *stream)
+{
+    return (int)cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, (cudaStream_t)stream);
+}
+
+int vlai_device_download(void *host, const void *device, size_t bytes, void *stream)
+{
+    return (int)cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, (cudaStream_t)stream);
+}
+
+int vlai_device_zero(void *device, size_t bytes, void *stream)
+{
+    return (int)cudaMemsetAsync(device, 0, bytes, (cudaStream_t)stream);
+}
+
+int vlai_device_capture_begin(void *stream)
+{
+    return (int)cudaStreamBeginCapture((cudaStream_t)stream, cudaStreamCaptureModeThreadLocal);
+}
+
+int vlai_device_capture_end(void *stream, void **graph)
+{
+    cudaGraph_t captured = NULL;
+    cudaGraphExec_t exec = NULL;
+    cudaError_t code = cudaStreamEndCapture((cudaStream_t)stream, &captured);
+    if (code == cudaSuccess)
+        code = cudaGraphInstantiate(&exec, captured, 0);
+    if (captured)
+        cudaGraphDestroy(captured);
+    *graph = exec;
+    return (int)code;
+}
+
+int vlai_device_replay(void *graph, void *stream)
+{
+    return (int)cudaGraphLaunch((cudaGraphExec_t)graph, (cudaStream_t)stream);
+}
+
+void vlai_device_graph_destroy(void *graph)
+{
+    if (graph)
+        cudaGraphExecDestroy((cudaGraphExec_t)graph);
+}
+
+int vlai_device_event_create(void **event)
+{
+    return (int)cudaEventCreate((cudaEvent_t *)event);
+}
+
+void vlai_device_event_destroy(void *event)
+{
+    if (event)
+        cudaEventDestroy((cudaEvent_t)event);
+}
+
+int vlai_device_event_record(void *event, void *stream)
+{
+    return (int)cudaEventRecord((cudaEvent_t)event, (cudaStream_t)stream);
+}
+
+int vlai_device_event_elapsed(void *start, void *end, float *milliseconds)
+{
+    cudaError_t code = cudaEventSynchronize((cudaEvent_t)end);
+    return code != cudaSuccess ? (int)code : (int)cudaEventElapsedTime(milliseconds, (cudaEvent_t)start, (cudaEvent_t)end);
+}
