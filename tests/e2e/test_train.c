@@ -230,12 +230,36 @@ static void launch_starts_one_cpu_rank(void **state)
     assert_int_equal(tiny_run(NULL, "launch --nnodes 2 train --config tiny.yml"), 2);
 }
 
+/* The launchers of the root, on the tiny run. */
+static void launchers_run(void **state)
+{
+    (void)state;
+    static const char *const kinds[] = {"optimized", "baseline"};
+    for (int i = 0; i < 2; i++) {
+        char command[2048], run[64];
+        snprintf(run, sizeof run, "by_%s", kinds[i]);
+        snprintf(command, sizeof command,
+                 "cd %s && WALLX_PERF_COMPILE=1 WALLX_PERF_LOG=1 CONFIG=tiny.yml BATCH=4 SAVE_PATH=%s VLA=%s "
+                 "%s/run_wallx_%s.sh --stop-at 10 >log 2>&1 && CONFIG=tiny.yml BATCH=4 SAVE_PATH=%s VLA=%s "
+                 "%s/run_wallx_%s.sh --resume >>log 2>&1",
+                 tiny_root, run, VLA_TEST_PROGRAM, VLA_TEST_ROOT, kinds[i], run, VLA_TEST_PROGRAM, VLA_TEST_ROOT, kinds[i]);
+        if (system(command) != 0)
+            fail_msg("%s\n%s", command, tiny_read("log", NULL));
+        tiny_said("no GPU support in this build: starting one CPU rank");
+        char *text = tiny_read("log", NULL);
+        assert_int_equal(strstr(text, "[WALLX_PERF] WALLX_PERF_ALLOC=1") != NULL, i == 0);
+        assert_int_equal(strstr(text, "[WALLX_PERF]") != NULL, i == 0);
+        vlai_free(text);
+        assert_same_run("run", run, "1_20");
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_run_and_its_folder), cmocka_unit_test(resume_is_exact), cmocka_unit_test(other_ways_to_the_same_bits),
         cmocka_unit_test(variants_train),       cmocka_unit_test(frozen_weights_stay), cmocka_unit_test(a_signal_saves),
-        cmocka_unit_test(errors_and_their_codes), cmocka_unit_test(launch_starts_one_cpu_rank),
+        cmocka_unit_test(errors_and_their_codes), cmocka_unit_test(launch_starts_one_cpu_rank), cmocka_unit_test(launchers_run),
     };
     return cmocka_run_group_tests(tests, tiny_make, tiny_drop);
 }
