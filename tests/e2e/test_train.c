@@ -254,12 +254,31 @@ static void launchers_run(void **state)
     }
 }
 
+static void inspection(void **state)
+{
+    (void)state;
+    tiny_must("inspect batch --config tiny.yml --step 2 --out pictures");
+    tiny_said("<|vision_start|><|image_pad|> x 4<|vision_end|>");
+    tiny_said("Instruction: move to the ");
+    tiny_said("picture   observation.images.wrist_image as 'right_wrist_view': 56 x 56");
+    assert_true(vlai_is_file(tiny_at("pictures/3_face_view.png")));
+    tiny_must("inspect checkpoint run");
+    tiny_said("run/1_20: whole; step 20, epoch 1, 80 samples, 20 updates, 0 skipped");
+    tiny_must("train --config tiny.yml --checkpoint.save_path=damaged --stop-at 1");
+    assert_int_equal(truncate(tiny_at("damaged/0_1/model.safetensors"), 1000), 0);
+    assert_int_equal(tiny_run(NULL, "inspect checkpoint damaged"), 3);
+    tiny_said("model.safetensors: the checkpoint is damaged: 1000 bytes, wanted");
+    assert_int_equal(tiny_run(NULL, "train --config tiny.yml --resume damaged/0_1"), 3);
+    tiny_said("the checkpoint is damaged");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_run_and_its_folder), cmocka_unit_test(resume_is_exact), cmocka_unit_test(other_ways_to_the_same_bits),
         cmocka_unit_test(variants_train),       cmocka_unit_test(frozen_weights_stay), cmocka_unit_test(a_signal_saves),
         cmocka_unit_test(errors_and_their_codes), cmocka_unit_test(launch_starts_one_cpu_rank), cmocka_unit_test(launchers_run),
+        cmocka_unit_test(inspection),
     };
     return cmocka_run_group_tests(tests, tiny_make, tiny_drop);
 }
