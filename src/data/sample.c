@@ -66,7 +66,7 @@ void vlai_sampler_order(vlai_sampler *s, const size_t *order)
 
 void vlai_sample_fini(vlai_sample *sample)
 {
-    vlai_free(sample->state); /* the first of the four number arrays: one block */
+    vlai_free(sample->state); /* the first of the five number arrays: one block */
     vlai_free(sample->pixels);
     vlai_text_fini(&sample->prompt);
     vlai_text_fini(&sample->text);
@@ -110,21 +110,22 @@ static vla_status prepare_numbers(vlai_sampler *s, const vlai_sample_input *in, 
     out->action_width = c->dof.total;
     out->horizon = c->horizon;
     size_t states = (size_t)out->state_width, actions = (size_t)(out->horizon * out->action_width);
-    VLA_TRY(room((void **)&out->state, &out->number_capacity, 2 * (states + actions) * sizeof(float), err));
+    VLA_TRY(room((void **)&out->state, &out->number_capacity, (2 * (states + actions) + (size_t)out->horizon) * sizeof(float), err));
     out->state_mask = out->state + states;
     out->action = out->state_mask + states;
     out->dof_mask = out->action + actions;
+    out->loss_mask = out->dof_mask + actions;
     vlai_normalise(&c->state, state, dims, out->state_width, out->state, out->state_mask);
     if (!in->action)
         memset(out->action, 0, 2 * actions * sizeof(float));
     for (int64_t k = 0; in->action && k < out->horizon; k++) {
         vlai_layout_to_six(&c->dof, in->action + k * action_dims, action_dims, row);
         VLA_TRY(vlai_layout_relative(&c->dof, row, converted, state, dims, err));
-        float *mask = out->dof_mask + k * out->action_width;
-        vlai_normalise(&c->action, row, converted, out->action_width, out->action + k * out->action_width, mask);
-        if (in->action_is_pad && in->action_is_pad[k])
-            memset(mask, 0, (size_t)out->action_width * sizeof *mask);
+        vlai_normalise(&c->action, row, converted, out->action_width, out->action + k * out->action_width,
+                       out->dof_mask + k * out->action_width);
     }
+    for (int64_t k = 0; k < out->horizon; k++)
+        out->loss_mask[k] = in->action_is_pad && in->action_is_pad[k] ? 0.0f : 1.0f;
     return VLA_OK;
 }
 

@@ -25,7 +25,7 @@ typedef struct vlai_sample_input {
     int64_t state_dims;
     const float *action;     /* (contract horizon, action_dims); NULL for a prediction */
     int64_t action_dims;
-    const uint8_t *action_is_pad; /* (contract horizon), 1 = repeated past the episode's end: its mask becomes 0. NULL = none */
+    const uint8_t *action_is_pad; /* (contract horizon), 1 = repeated past the episode's end: carries no loss. NULL = none */
     const vla_picture *pictures; /* in the order of the contract's cameras */
     const uint8_t *const *resized; /* per camera: the picture at its final size, or NULL to resize it; NULL = none. The
                                       entry of `pictures` then gives the original size only */
@@ -45,6 +45,7 @@ typedef struct vlai_sample_picture {
 typedef struct vlai_sample {
     float *state, *state_mask; /* (state_width) normalised, padded with 0 */
     float *action, *dof_mask;  /* (horizon, action_width); zeros for a prediction */
+    float *loss_mask;          /* (horizon) 0 where action_is_pad is 1; the model does not see it, unlike dof_mask */
     int64_t state_width, action_width, horizon;
     uint8_t *pixels;           /* resized pictures (H, W, 3) one after the other */
     size_t pixel_bytes;

@@ -381,6 +381,17 @@ vla_status vlai_wallx_config_load(const char *path, vlai_wallx_config *out, vla_
     return status;
 }
 
+/* Predictions follow the times that training draws; the number of steps is the architecture's unless one is given. */
+static void take_noise(vlai_wallx_config *c, const vlai_config *train)
+{
+    c->noise.beta_alpha = train->noise.beta_alpha;
+    c->noise.beta_beta = train->noise.beta_beta;
+    c->noise.s = train->noise.s;
+    c->noise.time_shift = train->noise.time_shift;
+    if (train->noise.num_inference_timesteps)
+        c->noise.num_inference_timesteps = train->noise.num_inference_timesteps;
+}
+
 vla_status vlai_wallx_config_update(vlai_wallx_config *c, const vlai_config *train, bool reference_reading, vla_error *err)
 {
     if (!train->action_dim || !train->propri_dim)
@@ -395,5 +406,7 @@ vla_status vlai_wallx_config_update(vlai_wallx_config *c, const vlai_config *tra
                                                            : train->task.use_state_string_representation;
     c->action_horizon_flow = reference_reading ? train->reference_model.action_horizon_flow
                                                : train->task.action_horizon_flow;
+    if (!reference_reading)
+        take_noise(c, train);
     return VLA_OK;
 }

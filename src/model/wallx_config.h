@@ -49,7 +49,8 @@ typedef struct vlai_wallx_config {
     /* from the training configuration */
     int64_t action_dim, propri_dim;  /* sums of dof_config, agent_pos_config */
     int64_t action_horizon_flow;
-    bool use_state_string_representation; /* true: the model has no propri_proj */
+    bool use_state_string_representation; /* true: the model does not run propri_proj */
+    bool keep_propri_proj; /* and has one all the same, because its weights file does: what is saved then holds it too */
     double ar_loss_weight, flow_loss_weight;
 } vlai_wallx_config;
 

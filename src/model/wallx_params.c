@@ -22,7 +22,7 @@ static bool in_model(const vlai_wallx_config *c, const char *name)
     if (!strcmp(name, "lm_head.weight"))
         return !c->tie_word_embeddings;
     if (!strcmp(name, "action_preprocessor.propri_proj.weight"))
-        return !c->use_state_string_representation;
+        return !c->use_state_string_representation || c->keep_propri_proj;
     return true;
 }
 

@@ -431,8 +431,12 @@ bool vlai_config_is_override(const char *argument)
     if (argument[0] != '-' || argument[1] != '-')
         return false;
     const char *equals = strchr(argument, '='), *dot = strchr(argument, '.');
-    return equals && (vlai_config_section(argument + 2, strcspn(argument + 2, ".=")) || (dot && dot < equals) ||
-                      !strncmp(argument, "--model_type=", 13) || !strncmp(argument, "--eval_batch_size_per_gpu=", 26));
+    if (!equals)
+        return false;
+    size_t word = strcspn(argument + 2, ".=");
+    char key[64];
+    snprintf(key, sizeof key, "%.*s", (int)(word < 63 ? word : 63), argument + 2);
+    return vlai_config_section(argument + 2, word) || (dot && dot < equals) || vlai_config_option(key, NULL);
 }
 
 /* One entry of a map, such as data.resolution.face_view: the entry is replaced, or added at the end. The three kinds of map

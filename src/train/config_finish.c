@@ -110,6 +110,10 @@ static vla_status merge_places(vlai_config *c, vla_error *err)
     VLA_TRY(merge_integer(c, "action_horizon_flow", &c->task.action_horizon_flow, &c->data.action_horizon_flow, err));
     if (!data_flow && !task_flow)
         c->task.action_horizon_flow = c->data.action_horizon_flow = c->task.action_horizon;
+    else if (c->task.action_horizon_flow != c->task.action_horizon)
+        VLA_TRY(vlai_config_notice(c, err, "%s = %lld has no effect: the model takes the %lld actions of task.action_horizon",
+                                   vlai_config_where(c, "task.action_horizon_flow", where, sizeof where),
+                                   (long long)c->task.action_horizon_flow, (long long)c->task.action_horizon));
 
     const section *from = vlai_config_section("task.noise_scheduler", strlen("task.noise_scheduler"));
     for (size_t i = 0; i < from->count; i++) {

@@ -57,7 +57,7 @@
     X(REAL, beta_beta, 1.0, DBL_MIN, 1e3, WORKS, "second parameter")                                                   \
     X(REAL, s, 0.999, DBL_MIN, 1, WORKS, "flow time is s times the shifted 1 - u")                                     \
     X(REAL, time_shift, 1.0, DBL_MIN, 1e3, WORKS, "k of t = k t / (1 + (k - 1) t)")                                    \
-    X(INT, num_inference_timesteps, 10, 1, 100000, WORKS, "Euler steps of a prediction")
+    X(INT, num_inference_timesteps, 0, 0, 100000, WORKS, "Euler steps of a prediction; 0 = as the architecture says")
 
 /* ---- task ---- */
 #define VLAI_OPTIONS_TASK(X)                                                                                           \
@@ -65,7 +65,7 @@
     X(DIMS, agent_pos_config, NULL, 1, 4096, WORKS, "state layout, in order: name to width")                           \
     X(DIMS, ar_dof_config, NULL, 1, 4096, WORKS, "layout of discrete action tokens; null = dof_config")                \
     X(INT, action_horizon, 32, 1, 4096, WORKS, "actions per chunk")                                                    \
-    X(INT, action_horizon_flow, 32, 1, 4096, WORKS, "the same for the model; not given = action_horizon")              \
+    X(INT, action_horizon_flow, 32, 1, 4096, WORKS, "actions per chunk in the model: the same number; another has no effect")              \
     X(BOOL, use_state_string_representation, false, 0, 0, WORKS, "write the state into the prompt as numbers")
 
 /* ---- model ---- */

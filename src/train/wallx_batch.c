@@ -34,7 +34,7 @@ typedef struct {
     int32_t *ids, *grid;
     uint8_t *real;
     const uint8_t **pixels;
-    float *action, *dof_mask, *noise, *time, *state, *state_mask;
+    float *action, *dof_mask, *loss_mask, *noise, *time, *state, *state_mask;
 } arrays;
 
 static size_t lay_out(char *base, const sizes *s, arrays *a)
@@ -46,6 +46,7 @@ static size_t lay_out(char *base, const sizes *s, arrays *a)
     a->grid = carve(base, &at, 3 * (size_t)s->images + 1, sizeof *a->grid);
     a->action = carve(base, &at, chunk, sizeof(float));
     a->dof_mask = carve(base, &at, chunk, sizeof(float));
+    a->loss_mask = carve(base, &at, (size_t)(s->samples * s->horizon), sizeof(float));
     a->noise = carve(base, &at, chunk, sizeof(float));
     a->time = carve(base, &at, (size_t)s->samples, sizeof(float));
     a->state = carve(base, &at, states, sizeof(float));
@@ -93,6 +94,7 @@ static void put_sample(const vlai_wallx_assembly *a, const sizes *s, const array
     }
     memcpy(to->action + (size_t)i * chunk, sample->action, chunk * sizeof(float));
     memcpy(to->dof_mask + (size_t)i * chunk, sample->dof_mask, chunk * sizeof(float));
+    memcpy(to->loss_mask + i * s->horizon, sample->loss_mask, (size_t)s->horizon * sizeof(float));
     memcpy(to->noise + (size_t)i * chunk, slot->noise, chunk * sizeof(float));
     memcpy(to->state + (size_t)i * states, sample->state, states * sizeof(float));
     memcpy(to->state_mask + (size_t)i * states, sample->state_mask, states * sizeof(float));
@@ -138,6 +140,7 @@ vla_status vlai_wallx_assemble(vlai_wallx_assembly *a, const vlai_contract *cont
         .horizon = s.horizon,
         .action = to.action,
         .dof_mask = to.dof_mask,
+        .flow_loss_mask = contract->mask_padded ? to.loss_mask : NULL,
         .noise = to.noise,
         .time = to.time,
         .state = to.state,

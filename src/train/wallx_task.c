@@ -172,7 +172,8 @@ static void draw_weights(const vlai_wallx_task *t, vla_store *store)
         vla_tensor w = vla_store_tensor(store, VLA_STORE_WEIGHT, i);
         vlai_rng_key rng = {.seed = (uint64_t)t->config->hyperparams.seed, .stream = VLAI_RNG_INIT,
                             .position = XXH64(w.name, strlen(w.name), 0)};
-        bool norm = w.rank == 1 && strstr(w.name, "norm"), bias = w.rank == 1 && !norm;
+        const char *last = strrchr(w.name, '.');
+        bool bias = w.rank == 1 && last && !strcmp(last, ".bias"), norm = w.rank == 1 && !bias;
         for (int64_t at = 0; at < w.elements; at += CHUNK) {
             int64_t n = w.elements - at < CHUNK ? w.elements - at : CHUNK;
             if (!norm && !bias)
@@ -184,7 +185,8 @@ static void draw_weights(const vlai_wallx_task *t, vla_store *store)
     }
 }
 
-/* Qwen2.5-VL weights for expert 0 and the vision tower; what the folder does not hold keeps its draw. */
+/* Qwen2.5-VL weights for expert 0 and the vision tower; what the folder does not hold keeps its draw. The embedding keeps
+ * the model's number of rows: further stored ones are left out, and further own ones keep their draw. */
 static vla_status load_pretrained(vlai_wallx_task *t, const char *path, vla_store *store, vla_error *err)
 {
     enum { CHUNK = 1 << 16 };
@@ -193,11 +195,14 @@ static vla_status load_pretrained(vlai_wallx_task *t, const char *path, vla_stor
     vlai_wallx_layout *layout = NULL;
     float *buffer = vlai_array(CHUNK, sizeof *buffer);
     size_t count = 0, loaded = 0;
+    vlai_wallx_config stored = t->model;
     vla_status status = buffer ? VLA_OK : vlai_nomem(err, CHUNK * sizeof *buffer);
     if (status == VLA_OK)
         status = vlai_safetensors_open(path, &st, err);
     if (status == VLA_OK)
-        status = vlai_wallx_weights(&t->model, &weights, &count, err);
+        status = vlai_wallx_stored_sizes(st, &stored.vocab_size, NULL, NULL, err);
+    if (status == VLA_OK)
+        status = vlai_wallx_weights(&stored, &weights, &count, err);
     if (status == VLA_OK)
         status = vlai_wallx_layout_open(st, weights, count, &layout, err);
     if (status == VLA_OK && layout->report.reshaped.count)
@@ -207,8 +212,10 @@ static vla_status load_pretrained(vlai_wallx_task *t, const char *path, vla_stor
         if (param < 0 || !vlai_wallx_layout_has(layout, i))
             continue;
         loaded++;
-        for (int64_t at = 0; status == VLA_OK && at < weights[i].elements; at += CHUNK) {
-            int64_t n = weights[i].elements - at < CHUNK ? weights[i].elements - at : CHUNK;
+        int64_t own = vla_store_tensor(store, VLA_STORE_WEIGHT, (size_t)param).elements;
+        int64_t elements = weights[i].elements < own ? weights[i].elements : own;
+        for (int64_t at = 0; status == VLA_OK && at < elements; at += CHUNK) {
+            int64_t n = elements - at < CHUNK ? elements - at : CHUNK;
             status = vlai_wallx_layout_read(layout, i, at, n, buffer, err);
             if (status == VLA_OK)
                 vla_store_set_float(store, (size_t)param, at, n, buffer);
@@ -302,11 +309,13 @@ static void blame(void *user, const void *shape, vla_run *run, int64_t count, ui
 static double weight(void *user, void *const *slots, int64_t count)
 {
     vlai_wallx_task *t = user;
-    int64_t per = t->contract.horizon * vlai_contract_action_width(&t->contract);
+    int64_t width = vlai_contract_action_width(&t->contract);
     double sum = 0;
-    for (int64_t i = 0; i < count; i++)
-        for (int64_t k = 0; k < per; k++)
-            sum += (double)((const vlai_wallx_slot *)slots[i])->sample.dof_mask[k];
+    for (int64_t i = 0; i < count; i++) {
+        const vlai_sample *s = &((const vlai_wallx_slot *)slots[i])->sample;
+        for (int64_t k = 0; k < t->contract.horizon * width; k++)
+            sum += (double)(s->dof_mask[k] * (t->contract.mask_padded ? s->loss_mask[k / width] : 1.0f));
+    }
     return sum;
 }
 
@@ -351,6 +360,7 @@ static vla_status take_vocabulary(vlai_wallx_task *t, vla_error *err)
     }
     int64_t action = c->action_dim, propri = c->propri_dim;
     vla_status status = vlai_wallx_stored_sizes(st, &t->model.vocab_size, &action, &propri, err);
+    t->model.keep_propri_proj = vlai_safetensors_find(st, "action_preprocessor.propri_proj.weight") != NULL;
     vlai_safetensors_close(st);
     VLA_TRY(status);
     if (action != c->action_dim || (propri != c->propri_dim && !t->model.use_state_string_representation))
@@ -363,6 +373,9 @@ static vla_status take_vocabulary(vlai_wallx_task *t, vla_error *err)
 static vla_status open_model(vlai_wallx_task *t, vla_error *err)
 {
     VLA_TRY(vlai_wallx_config_load(t->config->model.config_path, &t->model, err));
+    if (t->model.noise.s != t->flow.s || t->model.noise.time_shift != t->flow.shift)
+        vlai_text_printf(&t->notes, "noise_scheduler of %s has s %g and time_shift %g; data.noise_scheduler's %g and %g count\n",
+                         t->config->model.config_path, t->model.noise.s, t->model.noise.time_shift, t->flow.s, t->flow.shift);
     VLA_TRY(vlai_wallx_config_update(&t->model, t->config, false, err));
     VLA_TRY(take_vocabulary(t, err));
     vlai_prompt_tokens tokens;
@@ -577,7 +590,7 @@ static vla_status make_options(vlai_wallx_task *t, vla_error *err)
     if (!t->groups)
         return vlai_nomem(err, (size_t)groups * sizeof *t->groups);
     for (int g = 0; g < groups; g++)
-        t->groups[g] = (vla_lr_group){g ? c->optimizer.lr_groups.groups[g - 1].name : "base", vlai_settings_peak(c, g)};
+        t->groups[g] = (vla_lr_group){g ? c->optimizer.lr_groups.groups[g - 1].name : c->base_group, vlai_settings_peak(c, g)};
     vla_trainer_options o = VLA_TRAINER_OPTIONS_DEFAULT;
     o.run = c->checkpoint.save_path;
     o.resume = t->setup.options.resume;

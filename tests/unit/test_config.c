@@ -316,6 +316,7 @@ static void overrides(void **state)
         assert_fails(vlai_config_parse("model_type: qwen2_5\n", 20, "t.yml", &bad[i].text, 1, &c, &err), VLA_E_INVALID, err,
                      bad[i].part);
     assert_true(vlai_config_is_override("--data.num_workers=3") && vlai_config_is_override("--memory.recompute=layer"));
+    assert_true(vlai_config_is_override("--state_bins=64") && vlai_config_is_override("--save_path=run"));
     assert_false(vlai_config_is_override("--config=a.yml"));
     assert_false(vlai_config_is_override("--batch"));
     assert_false(vlai_config_is_override("--out=x.y"));

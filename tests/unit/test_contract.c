@@ -163,7 +163,7 @@ static void rows_to_samples(void **state)
         const float *want = actions + (row + (k < 1 ? 0 : 1)) * dims;
         float x = want[0] < -1 ? -1 : want[0] > 1 ? 1 : want[0];
         assert_true(s.action[k * 26] == 2 * (x + 1) / 2 - 1);
-        assert_true(s.dof_mask[k * 26] == (k < 2));
+        assert_true(s.loss_mask[k] == (k < 2) && s.dof_mask[k * 26] == 1);
         assert_true(s.dof_mask[k * 26 + 7] == 0);
     }
     assert_int_equal(s.pictures[0].width, 56); /* 28, then at least 3136 pixels */

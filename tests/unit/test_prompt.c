@@ -139,7 +139,8 @@ static void samples_and_batches(void **state)
     in.action_is_pad = is_pad;
     in.task = "pick up";
     assert_ok(vlai_sampler_prepare(sampler, &in, &b, &err), err);
-    assert_true(b.dof_mask[0] == 1 && b.dof_mask[1] == 1 && b.dof_mask[2] == 0 && b.dof_mask[3] == 0);
+    assert_memory_equal(b.dof_mask, a.dof_mask, sizeof want);
+    assert_true(a.loss_mask[0] == 1 && a.loss_mask[1] == 1 && b.loss_mask[0] == 1 && b.loss_mask[1] == 0);
     assert_true(b.ids.count < a.ids.count);
 
     const vlai_sample *both[2] = {&a, &b};
