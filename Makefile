@@ -22,6 +22,7 @@ check-long: $(BUILD)/build.ninja
 	@LONG=1 tests/run $(BUILD)
 
 install: all
+	@ninja -C $(BUILD) -j $(JOBS) vla_shared
 	@cmake --install $(BUILD)
 
 clean:

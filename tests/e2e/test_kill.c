@@ -1,5 +1,5 @@
 /* A run that is killed by SIGKILL at random moments, while it does little else than save, always resumes from a whole
- * checkpoint, and in the end has the bits of a run that was never killed. Ten kills, or fifty with VLA_TEST_LONG. */
+ * checkpoint, and in the end has the bits of a run that was never killed. Ten kills, or fifty in the long form. */
 #include "test.h"
 #include "toy.h"
 
@@ -59,7 +59,7 @@ static void killed_at_any_moment(void **state)
     (void)state;
     char run[256], whole[256];
     vla_error err = VLA_ERROR_INIT;
-    int kills = getenv("VLA_TEST_LONG") ? 50 : 10;
+    int kills = test_long() ? 50 : 10;
     snprintf(run, sizeof run, "%s/run", root);
     snprintf(whole, sizeof whole, "%s/whole", root);
     vla_log_set(NULL, NULL, VLA_LOG_ERROR);
