@@ -72,7 +72,7 @@ static inline int tiny_run(const char *environment, const char *arguments)
 static inline char *tiny_read(const char *name, size_t *size)
 {
     vla_error err = VLA_ERROR_INIT;
-    char *text = NULL;
+    char *text;
     size_t n;
     assert_ok(vlai_read_file(tiny_at(name), 0, &text, &n, &err), err);
     if (size)

@@ -8,16 +8,6 @@
 #include <stdio.h>
 #include <string.h>
 
-/* A stage whose file has not joined yet says so instead of failing to link. */
-#define X(name, c_name)                                                                        \
-    __attribute__((weak)) vla_status vlai_parity_##c_name(vlai_parity_case *c, vla_error *err) \
-    {                                                                                          \
-        (void)c;                                                                               \
-        return vlai_fail(err, VLA_E_UNSUPPORTED, "stage '%s' is not in this build", name);     \
-    }
-VLAI_PARITY_STAGES(X)
-#undef X
-
 static const struct {
     const char *name;
     vla_status (*run)(vlai_parity_case *, vla_error *);
