@@ -30,6 +30,7 @@ static const char help[] =
     "  --action-hidden N --action-intermediate N                         action expert\n"
     "  --vision-hidden N --vision-depth N --vision-heads N --vision-intermediate N --vision-full-every N\n"
     "  --patch N --merge N --window N                                    pixels of a patch, patches merged, window\n"
+    "  --rope-theta X                                                    base of the rotary frequencies\n"
     "                            each replaces one size of the preset\n"
     "  --train-config FILE       widths of actions and state (task.dof_config, task.agent_pos_config) and, for the\n"
     "                            vocabulary, camera names and the data set's instructions, as far as they can be read\n"
@@ -78,7 +79,8 @@ static const struct {
     {"--vision-full-every", INTEGER, AT(o.sizes.vision_full_every)},
     {"--patch", INTEGER, AT(o.sizes.patch)},
     {"--merge", INTEGER, AT(o.sizes.merge)},
-    {"--window", INTEGER, AT(o.sizes.window)}, /* the last size */
+    {"--window", INTEGER, AT(o.sizes.window)},
+    {"--rope-theta", REAL, AT(o.sizes.theta)},
     {"--action-dim", INTEGER, AT(o.action_dim)},
     {"--state-dim", INTEGER, AT(o.state_dim)},
     {"--vocab", INTEGER, AT(o.vocab)},
@@ -99,13 +101,14 @@ enum { ROWS = sizeof rows / sizeof *rows };
 
 static vla_status set(arguments *a, int row, const char *value, vla_error *err)
 {
-    void *to = (char *)a + rows[row].offset;
+    size_t offset = rows[row].offset, first = offsetof(arguments, o.sizes);
+    void *to = (char *)a + offset;
     char *end = NULL;
     errno = 0;
+    a->sized |= offset >= first && offset < first + sizeof a->o.sizes;
     switch (rows[row].kind) {
     case INTEGER:
         *(int64_t *)to = strtoll(value, &end, 10);
-        a->sized |= rows[row].offset <= offsetof(arguments, o.sizes.window) && rows[row].offset >= offsetof(arguments, o.sizes);
         break;
     case UNSIGNED: *(uint64_t *)to = strtoull(value, &end, 10); break;
     case REAL:
@@ -193,7 +196,7 @@ static const char *const default_views[] = {"face view", "left wrist view", "rig
 typedef struct texts {
     vlai_text *items;
     const char **pointers;
-    size_t count;
+    size_t count; /* of items; there are twice as many pointers */
 } texts;
 
 static void texts_fini(texts *t)
@@ -204,12 +207,13 @@ static void texts_fini(texts *t)
     vlai_free(t->pointers);
 }
 
-/* One prompt per instruction. */
+/* One prompt per instruction, each given twice: a pair of letters is merged when it stands at least twice, and a word that
+ * only one instruction has should become one token too. */
 static vla_status make_texts(const char *const *views, size_t view_count, const char *const *tasks, size_t count, int64_t horizon,
                              texts *t, vla_error *err)
 {
     t->items = vlai_calloc(count, sizeof *t->items);
-    t->pointers = vlai_calloc(count, sizeof *t->pointers);
+    t->pointers = vlai_calloc(2 * count, sizeof *t->pointers);
     if (!t->items || !t->pointers)
         return vlai_nomem(err, count * sizeof *t->items);
     for (t->count = 0; t->count < count; t->count++) {
@@ -220,7 +224,7 @@ static vla_status make_texts(const char *const *views, size_t view_count, const 
             vlai_text_fini(text);
             return status;
         }
-        t->pointers[t->count] = text->data;
+        t->pointers[2 * t->count] = t->pointers[2 * t->count + 1] = text->data;
     }
     return VLA_OK;
 }
@@ -296,7 +300,7 @@ int command_init(int argc, char **argv)
     double start = vlai_now();
     vlai_wallx_init_summary made;
     a.o.texts = t.pointers;
-    a.o.text_count = t.count;
+    a.o.text_count = 2 * t.count;
     if (a.o.dry)
         a.o.each = print_tensor;
     if (status == VLA_OK)

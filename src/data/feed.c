@@ -179,11 +179,44 @@ static vla_status read_pictures(vlai_feed *f, int64_t row, vla_picture *out, vla
     return VLA_OK;
 }
 
-vla_status vlai_feed_read(vlai_feed *f, int64_t row, vlai_sample *out, vla_error *err)
+static vla_status check_row(const vlai_feed *f, int64_t row, vla_error *err)
 {
     const vla_dataset_info *info = vla_dataset_info_get(f->set);
     if (row < 0 || row >= info->rows)
         return vlai_fail(err, VLA_E_INVALID, "%s has no row %" PRId64 " (%" PRId64 " rows)", info->root, row, info->rows);
+    return VLA_OK;
+}
+
+/* With `observe` no actions are given. */
+static vla_status prepare(vlai_feed *f, int64_t row, int64_t picture_row, int64_t task_row, bool observe, vlai_sample *out,
+                          vla_error *err)
+{
+    const vla_episode *episode = vla_dataset_episode(f->set, vla_dataset_episode_of(f->set, row));
+    vla_picture pictures[VLAI_MAX_CAMERAS];
+    VLA_TRY(read_pictures(f, picture_row, pictures, err));
+    vlai_sample_input in = {
+        .state = f->states + row * f->state_dims,
+        .state_dims = f->state_dims,
+        .action = observe ? NULL : f->chunk,
+        .action_dims = f->action_dims,
+        .action_is_pad = f->contract->mask_padded ? f->repeated : NULL,
+        .pictures = pictures,
+        .resized = f->cached,
+        .task = vla_dataset_task(f->set, task_row),
+        .row = row,
+        .episode = episode->index,
+        .frame = row - episode->first_row,
+    };
+    vla_status status = vlai_sampler_prepare(f->sampler, &in, out, err);
+    if (status != VLA_OK)
+        return vlai_prefix(err, status, "%s", vla_dataset_info_get(f->set)->root);
+    keep_pictures(f, picture_row, pictures, out);
+    return VLA_OK;
+}
+
+vla_status vlai_feed_read(vlai_feed *f, int64_t row, vlai_sample *out, vla_error *err)
+{
+    VLA_TRY(check_row(f, row, err));
     const vla_episode *episode = vla_dataset_episode(f->set, vla_dataset_episode_of(f->set, row));
     int64_t last = episode->first_row + episode->length - 1;
     for (int64_t k = 0; k < f->contract->horizon; k++) {
@@ -191,24 +224,19 @@ vla_status vlai_feed_read(vlai_feed *f, int64_t row, vlai_sample *out, vla_error
         f->repeated[k] = row + k > last;
         memcpy(f->chunk + k * f->action_dims, f->actions + from * f->action_dims, (size_t)f->action_dims * sizeof *f->chunk);
     }
-    vla_picture pictures[VLAI_MAX_CAMERAS];
-    VLA_TRY(read_pictures(f, row, pictures, err));
-    vlai_sample_input in = {
-        .state = f->states + row * f->state_dims,
-        .state_dims = f->state_dims,
-        .action = f->chunk,
-        .action_dims = f->action_dims,
-        .action_is_pad = f->contract->mask_padded ? f->repeated : NULL,
-        .pictures = pictures,
-        .resized = f->cached,
-        .task = vla_dataset_task(f->set, row),
-        .row = row,
-        .episode = episode->index,
-        .frame = row - episode->first_row,
-    };
-    vla_status status = vlai_sampler_prepare(f->sampler, &in, out, err);
-    if (status != VLA_OK)
-        return vlai_prefix(err, status, "%s", info->root);
-    keep_pictures(f, row, pictures, out);
+    return prepare(f, row, row, row, false, out, err);
+}
+
+vla_status vlai_feed_observe(vlai_feed *f, int64_t row, int64_t picture_row, int64_t task_row, vlai_sample *out, vla_error *err)
+{
+    VLA_TRY(check_row(f, row, err));
+    VLA_TRY(check_row(f, picture_row, err));
+    VLA_TRY(check_row(f, task_row, err));
+    VLA_TRY(prepare(f, row, picture_row, task_row, true, out, err));
+    const vlai_layout *dof = &f->contract->dof;
+    int64_t columns = dof->six && f->action_dims == dof->euler ? dof->width : f->action_dims;
+    for (int64_t k = 0; k < out->horizon; k++)
+        for (int64_t i = 0; i < out->action_width; i++)
+            out->dof_mask[k * out->action_width + i] = i < columns ? 1.0f : 0.0f;
     return VLA_OK;
 }

@@ -22,6 +22,9 @@ vla_status vlai_feed_create(vla_dataset *set, const vlai_contract *contract, con
                             vla_error *err);
 void vlai_feed_destroy(vlai_feed *feed);
 vla_status vlai_feed_read(vlai_feed *feed, int64_t row, vlai_sample *out, vla_error *err);
+/* What a policy would see at `row`: no actions, and a mask that is 1 for every action column of the data set. Pictures and
+ * instruction may be those of other rows. */
+vla_status vlai_feed_observe(vlai_feed *feed, int64_t row, int64_t picture_row, int64_t task_row, vlai_sample *out, vla_error *err);
 /* A cache of resized pictures for the rows of a set under a contract, of at most `limit` bytes, in `dir`. *out is NULL when
  * there are no cameras or one does not declare its size. */
 vla_status vlai_feed_cache_open(const vla_dataset *set, const vlai_contract *contract, const char *dir, uint64_t limit,

@@ -48,7 +48,7 @@ static json_t *sizes_json(const vlai_wallx_sizes *s)
         "s:o, s:b, s:b, s:b, s:b, s:b, s:b, s:b, s:b, s:b, s:b, s:s, s:o, s:o}",
         "architectures", "Qwen2_5_VLMoEForAction", "model_type", "qwen2_5_vl", "vocab_size", s->vocab, "hidden_size", s->hidden,
         "intermediate_size", s->intermediate, "num_hidden_layers", s->layers, "num_attention_heads", s->heads,
-        "num_key_value_heads", s->kv_heads, "hidden_act", "silu", "rms_norm_eps", 1e-6, "rope_theta", 1e6, "rope_scaling",
+        "num_key_value_heads", s->kv_heads, "hidden_act", "silu", "rms_norm_eps", 1e-6, "rope_theta", s->theta, "rope_scaling",
         "type", "mrope", "mrope_section", time, rows, half - time - rows, "tie_word_embeddings", 1, "attention_dropout", 0.0,
         "use_sliding_window", 0, "initializer_range", s->range, "action_hidden_size", s->action_hidden, "state_hidden_size",
         s->hidden, "num_experts", 2, "dim_inputs", s->hidden, s->action_hidden, "experts", experts, "attention_moe", 1,
@@ -85,6 +85,8 @@ static vla_status check_sizes(const vlai_wallx_sizes *s, vla_error *err)
         if (rows[i].value < 1 || rows[i].value > rows[i].high)
             return vlai_fail(err, VLA_E_INVALID, "%s is %" PRId64 ", wanted 1 to %" PRId64, rows[i].name, rows[i].value,
                              rows[i].high);
+    if (!(s->theta >= 1 && s->theta <= 1e12))
+        return vlai_fail(err, VLA_E_INVALID, "rope-theta is %g, wanted 1 to 1e12", s->theta);
     return VLA_OK;
 }
 

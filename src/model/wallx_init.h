@@ -29,6 +29,7 @@ typedef struct vlai_wallx_sizes {
     int64_t patch, merge, window;
     int64_t vocab; /* 0: as many as the tokenizer has */
     double range;  /* initializer_range */
+    double theta;  /* rope_theta; small models of few pairs need a small one, or rows and columns of pictures look alike */
 } vlai_wallx_sizes;
 
 typedef struct vlai_wallx_init_options {
@@ -51,8 +52,8 @@ typedef struct vlai_wallx_init_options {
 } vlai_wallx_init_options;
 
 /* A model that learns the synthetic task in 600 steps on two cores, and the full one. */
-#define VLAI_WALLX_SIZES_DEMO {64, 3, 4, 2, 128, 64, 128, 64, 2, 4, 128, 2, 14, 2, 112, 0, 0.08}
-#define VLAI_WALLX_SIZES_FULL {2048, 36, 16, 2, 11008, 1024, 2048, 1280, 32, 16, 3420, 8, 14, 2, 112, 151936, 0.02}
+#define VLAI_WALLX_SIZES_DEMO {64, 3, 4, 2, 128, 64, 128, 64, 2, 4, 128, 2, 14, 2, 112, 0, 0.08, 10}
+#define VLAI_WALLX_SIZES_FULL {2048, 36, 16, 2, 11008, 1024, 2048, 1280, 32, 16, 3420, 8, 14, 2, 112, 151936, 0.02, 1e6}
 #define VLAI_WALLX_INIT_DEMO \
     {.sizes = VLAI_WALLX_SIZES_DEMO, .action_dim = 7, .state_dim = 8, .dtype = VLA_F32, .merges = 300}
 

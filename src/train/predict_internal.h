@@ -1,0 +1,54 @@
+/* The inside of an evaluation, shared by predict.c (set-up), predict_run.c (sampling, sums) and predict_save.c (files). */
+#ifndef VLAI_PREDICT_INTERNAL_H
+#define VLAI_PREDICT_INTERNAL_H
+
+#include "data/contract.h"
+#include "data/feed.h"
+#include "model/wallx.h"
+#include "train/config.h"
+#include "train/predict.h"
+#include "vla/checkpoint.h"
+
+#include <jansson.h>
+
+enum { VLAI_PREDICT_PATH = 4096 };
+
+struct vlai_predict {
+    vlai_predict_options options;
+    vla_checkpoint *checkpoint;
+    json_t *state; /* of the checkpoint */
+    vlai_config *config;
+    vlai_contract contract;
+    bool contract_made;
+    vlai_tokenizer *tok;
+    vla_dataset *set;
+    char root[VLAI_PREDICT_PATH];
+    vlai_wallx_config model;
+    vlai_wallx_tokens tokens;
+    vla_store *store;
+    vla_executor *executor;
+    vlai_wallx_sampler *sampler;
+    vlai_feed *feed;
+    const char *weights; /* where they came from */
+    bool pads;           /* data.padding: reference */
+    /* numbers of the data set */
+    const float *states, *actions;
+    int64_t state_dims, action_dims;
+    float *row_state; /* one state in the model's columns */
+    /* the evaluated frames, and the memory of the results */
+    int64_t *episodes; /* places in the set */
+    int64_t *numbers;
+    float *chunks; /* predicted and recorded of every frame */
+    char (*labels)[96];
+    const char **names;
+    float *mean;
+    vlai_predict_result result;
+    vlai_text notes;
+};
+
+/* Columns of one recorded action row as the model has them: 6D, relative to `state_row`'s state. `out` has room for the
+ * layout's width and the data's. */
+vla_status vlai_predict_columns(vlai_predict *p, int64_t action_row, int64_t state_row, float *out, vla_error *err);
+int64_t vlai_predict_horizon(const vlai_predict *p);
+
+#endif
