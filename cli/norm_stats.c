@@ -7,6 +7,7 @@
 #include "data/norm_stats.h"
 #include "train/config.h"
 
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,7 +21,8 @@ static const char help[] =
     "  --output_path FILE   where to write; wins over norm_stats_path of the configuration (default norm_stats.json)\n"
     "  --state_key KEY      column of the state (default: configuration, else observation.state)\n"
     "  --action_key KEY     column of the action (default: configuration, else action)\n"
-    "  --threads N          (all processors)\n\n"
+    "  --threads N          (all processors)\n"
+    "  --allow-partial      use the whole episodes at the start of a damaged set\n\n"
     "Examples:\n"
     "  vla norm-stats --train_config configs/libero.yml\n"
     "  vla norm-stats --data_root data/libero --output_path norm_stats.json\n";
@@ -28,6 +30,7 @@ static const char help[] =
 typedef struct {
     const char *config, *root, *output, *state, *action;
     int threads;
+    bool allow_partial;
 } request;
 
 /* True when argv[*i] is --NAME VALUE or --NAME=VALUE; dashes and underscores are alike. */
@@ -120,7 +123,10 @@ static vla_status run(const request *r, vla_error *err)
     if (!output)
         output = "norm_stats.json";
     VLA_TRY_GOTO(find_set(r, config, root, sizeof root, err), done);
-    VLA_TRY_GOTO(vla_dataset_open(root, NULL, &set, err), done);
+    vla_dataset_options open = VLA_DATASET_OPTIONS_DEFAULT;
+    if (r->allow_partial || (config && config->lerobot.allow_partial))
+        open.flags |= VLA_DATASET_ALLOW_PARTIAL;
+    VLA_TRY_GOTO(vla_dataset_open(root, &open, &set, err), done);
     VLA_TRY_GOTO(vlai_norm_stats(set, &wanted, &stats, err), done);
     print_dims(stats);
     VLA_TRY_GOTO(vlai_json_save(stats, output, err), done);
@@ -137,16 +143,18 @@ done:
 int command_norm_stats(int argc, char **argv)
 {
     static const char *const known[] = {"--train_config", "--data_root",  "--output_path", "--state_key",
-                                        "--action_key",   "--threads",    "--help"};
+                                        "--action_key",   "--threads",    "--allow-partial", "--help"};
     if (command_help(argc, argv, help))
         return EXIT_DONE;
     request r = {0};
     const char *threads = NULL;
     for (int i = 1; i < argc; i++)
-        if (!take(argc, argv, &i, "train_config", &r.config) && !take(argc, argv, &i, "data_root", &r.root) &&
+        if (!strcmp(argv[i], "--allow-partial"))
+            r.allow_partial = true;
+        else if (!take(argc, argv, &i, "train_config", &r.config) && !take(argc, argv, &i, "data_root", &r.root) &&
             !take(argc, argv, &i, "output_path", &r.output) && !take(argc, argv, &i, "state_key", &r.state) &&
             !take(argc, argv, &i, "action_key", &r.action) && !take(argc, argv, &i, "threads", &threads))
-            return command_unknown("norm-stats", argv[i], known, 7);
+            return command_unknown("norm-stats", argv[i], known, 8);
     if (!r.config && !r.root) {
         fputs("vla norm-stats: no dataset\n  hint: --train_config FILE or --data_root DIR\n", stderr);
         return EXIT_USAGE;

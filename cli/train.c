@@ -28,6 +28,7 @@ static const char help[] =
     "  --resume [auto|PATH]     go on from a checkpoint or run folder; auto (also without a value): from the newest whole\n"
     "                           checkpoint in save_path, or as the configuration says where there is none\n"
     "  --allow-change A,B|all   values that may differ from the checkpoint's (the error names them)\n"
+    "  --allow-partial          train on the whole episodes at the start of a damaged set\n"
     "  --stop-at STEP           save and end after this step; schedules stay those of the whole run\n"
     "  --numerics fp32|bf16     the same as --training.numerics=\n"
     "  --threads N              the same as --training.threads=\n"
@@ -177,7 +178,8 @@ static int parse(int argc, char **argv, request *q)
 {
     static const char *const known[] = {"--config", "--config_path", "--resume", "--allow-change", "--stop-at", "--numerics",
                                         "--threads", "--debug", "--log_to_file", "--wandb_offline",
-                                        "--fsdp_sharding_strategy", "--visualize", "--zero", "--help"};
+                                        "--fsdp_sharding_strategy", "--visualize", "--zero", "--allow-partial", "--help"};
+    enum { KNOWN = sizeof known / sizeof *known };
     static const struct {
         const char *option, *key;
     } keyed[] = {{"--numerics", "training.numerics"}, {"--threads", "training.threads"},
@@ -187,7 +189,7 @@ static int parse(int argc, char **argv, request *q)
         const char *equals = strchr(argv[i], '='), *value = equals ? equals + 1 : NULL;
         if (vlai_config_is_override(argv[i])) {
             if (q->override_count == OVERRIDES)
-                return command_unknown("train", argv[i], known, 14);
+                return command_unknown("train", argv[i], known, KNOWN);
             q->overrides[q->override_count++] = argv[i];
             continue;
         }
@@ -197,6 +199,10 @@ static int parse(int argc, char **argv, request *q)
             add_override(q, "logging.log_name", "debug");
             add_override(q, "logging.log_project", "debug");
             add_override(q, "checkpoint.save_path", "./ckpt/debug");
+            continue;
+        }
+        if (!strcmp(name, "--allow-partial")) {
+            add_override(q, "data.lerobot_config.allow_partial", "true");
             continue;
         }
         if (!strcmp(name, "--visualize"))
@@ -213,7 +219,7 @@ static int parse(int argc, char **argv, request *q)
         if (!value && i + 1 < argc)
             value = argv[i + 1];
         if (!value)
-            return command_unknown("train", argv[i], known, 14);
+            return command_unknown("train", argv[i], known, KNOWN);
         bool taken = true;
         if (!strcmp(name, "--config") || !strcmp(name, "--config_path"))
             q->config = value;
@@ -231,7 +237,7 @@ static int parse(int argc, char **argv, request *q)
                     taken = add_override(q, keyed[k].key, value);
         }
         if (!taken)
-            return command_unknown("train", argv[i], known, 14);
+            return command_unknown("train", argv[i], known, KNOWN);
         if (!equals)
             i++;
     }

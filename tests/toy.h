@@ -28,6 +28,8 @@ typedef struct {
     int64_t nan_from, nan_to; /* positions whose target is NaN */
     int64_t fail_at;          /* position that cannot be read; -1 = none */
     int64_t nanoseconds;      /* a read takes up to so long */
+    int64_t poison_at;        /* filling a batch with this position spoils an accumulated gradient; 0 = never */
+    vla_store *store;         /* of the newest trainer */
 } toy;
 
 static inline vla_status toy_slot_create(void *user, void **slot, vla_error *err)
@@ -73,7 +75,7 @@ static inline void toy_describe(void *user, const void *slot, char *text, size_t
 
 static inline vla_status toy_params(void *user, vla_store *store, vla_error *err)
 {
-    (void)user;
+    ((toy *)user)->store = store;
     VLA_TRY(vla_store_add(store, "in.weight", VLA_COMPUTE, 2, (int64_t[]){TOY_HIDDEN, TOY_IN}, 0, err));
     VLA_TRY(vla_store_add(store, "in.bias", VLA_COMPUTE, 1, (int64_t[]){TOY_HIDDEN}, 0, err));
     VLA_TRY(vla_store_add(store, "unused", VLA_COMPUTE, 1, (int64_t[]){5}, 0, err));
@@ -134,8 +136,11 @@ static inline vla_status toy_build(void *user, const void *shape, vla_graph **ou
 static inline vla_status toy_fill(void *user, const void *shape, void *const *slots, int64_t count, vla_run *run, vla_error *err)
 {
     const toy_shape *s = shape;
-    (void)user;
+    const toy *t = user;
     (void)err;
+    for (int64_t i = 0; i < count; i++)
+        if (t->poison_at && ((toy_sample *)slots[i])->position == t->poison_at)
+            ((float *)vla_store_tensor(t->store, VLA_STORE_GRADIENT, (size_t)vla_store_find(t->store, "out.weight")).data)[7] = INFINITY;
     vla_tensor x = vla_run_tensor(run, "x");
     float *y = vla_run_data(run, "y"), *mask = vla_run_data(run, "mask");
     int64_t row = 0;

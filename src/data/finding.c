@@ -3,6 +3,7 @@
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 static vlai_finding make(char level, const char *kind, const char *file)
 {
@@ -55,6 +56,15 @@ void vlai_report(vlai_findings *findings, vlai_finding *finding, const char *for
     finding->message = NULL;
 }
 
+/* Messages of the file readers begin with the file's path, which the sentence already has. */
+static const char *without_path(const vlai_finding *f)
+{
+    const char *at = f->file && f->message ? strstr(f->message, f->file) : NULL;
+    size_t n = f->file ? strlen(f->file) : 0;
+    bool leads = at && n && (at == f->message || at[-1] == '/') && at[n] == ':' && at[n + 1] == ' ' && at[n + 2];
+    return leads ? at + n + 2 : f->message;
+}
+
 void vlai_finding_text(const vlai_finding *f, char *out, size_t size)
 {
     int n = snprintf(out, size, "%s", f->file ? f->file : "");
@@ -68,5 +78,5 @@ void vlai_finding_text(const vlai_finding *f, char *out, size_t size)
             at += n < 0 ? 0 : n < end - at ? n : end - at - 1;
         }
     if (end - at > 1)
-        snprintf(at, (size_t)(end - at), ": %s", f->message ? f->message : f->kind);
+        snprintf(at, (size_t)(end - at), ": %s", f->message ? without_path(f) : f->kind);
 }

@@ -428,9 +428,12 @@ vla_status vlai_mp4_read(const char *path, vlai_mp4 *out, vla_error *err)
 {
     *out = (vlai_mp4){0};
     const char *fault = vlai_file_fault(path);
-    if (fault && !strcmp(fault, "lfs-pointer"))
+    if (fault && !strcmp(fault, "lfs-pointer")) {
+        struct stat st = {0};
+        stat(path, &st);
         return vlai_fail_hint(err, VLA_E_FORMAT, "fetch the real file: git lfs pull, or download the set again",
-                              "%s: a Git-LFS pointer, not a video", path);
+                              "%s: a Git-LFS pointer (%lld bytes of text), not a video", path, (long long)st.st_size);
+    }
     if (fault && !strcmp(fault, "file-empty"))
         return vlai_fail_hint(err, VLA_E_FORMAT, "download the file again", "%s: empty file (0 bytes)", path);
     int fd = open(path, O_RDONLY | O_CLOEXEC);

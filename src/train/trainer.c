@@ -2,6 +2,7 @@
  * loader.c, bucket.c (plans), metrics.c, resume.c (state of a run), ckpt/. */
 #include "vla/trainer.h"
 
+#include "base/bf16.h"
 #include "base/fail.h"
 #include "base/log.h"
 #include "base/memory.h"
@@ -36,7 +37,8 @@ struct vla_trainer {
     int64_t epoch_samples; /* that an epoch hands out: whole steps */
     vlai_progress progress;
     int64_t saved;         /* step of the newest save that was begun; -1 = none */
-    vla_status save_failure;
+    char *resumed;         /* checkpoint that the run started from; NULL */
+    char culprit[256];     /* what was not finite in the newest step that was skipped */
     double *window_loss;   /* the last losses, for smooth_loss */
     int64_t window;
     /* of the step in progress */
@@ -100,6 +102,8 @@ static vla_status start_state(vla_trainer *t, vla_error *err)
     vla_status status = vlai_state_read(vla_checkpoint_state(c), vla_checkpoint_path(c), o, t->samples.count, &t->progress, err);
     if (status == VLA_OK)
         status = vla_checkpoint_restore(c, t->store, err);
+    if (status == VLA_OK && !(t->resumed = vlai_strdup(vla_checkpoint_path(c))))
+        status = vlai_nomem(err, strlen(vla_checkpoint_path(c)));
     if (status == VLA_OK) {
         /* A step never straddles an epoch; after an allowed change of its size the cursor goes back to a boundary. */
         int64_t step_samples = o->batch * o->accumulation;
@@ -211,6 +215,7 @@ void vla_trainer_destroy(vla_trainer *t)
     vlai_free(t->shape);
     vlai_free(t->guilty);
     vlai_free(t->window_loss);
+    vlai_free(t->resumed);
     vlai_free(t);
 }
 
@@ -302,6 +307,22 @@ static void finish_results(vla_trainer *t, double weight, const double *part_wei
     }
 }
 
+static const char *nonfinite_name(double x)
+{
+    return isnan(x) ? "nan" : x > 0 ? "inf" : "-inf"; /* printf would tell nan's sign */
+}
+
+/* Which result made the loss so: a part of it, or the loss itself. */
+static const char *guilty_result(const vla_trainer *t, const vla_run *run)
+{
+    for (int i = 0; t->model.parts && t->model.parts[i]; i++) {
+        vla_tensor part = vla_run_tensor(run, t->model.parts[i]);
+        if (part.data && !isfinite(scalar(part, 0)))
+            return t->model.parts[i];
+    }
+    return "loss";
+}
+
 static void name_guilty(vla_trainer *t, void *const *slots, const uint8_t *guilty, int64_t count)
 {
     enum { NAMED = 16 };
@@ -342,6 +363,7 @@ static vla_status run_micro(vla_trainer *t, void *const *slots, int64_t count, d
     double loss = scalar(vla_run_tensor(b->run, "loss"), 0);
     if (!isfinite(loss)) {
         *finite = false;
+        snprintf(t->culprit, sizeof t->culprit, "'%s' (%s)", guilty_result(t, b->run), nonfinite_name(loss));
         memset(t->guilty, 1, (size_t)count);
         if (t->model.blame)
             t->model.blame(t->model.user, b->shape, b->run, count, t->guilty);
@@ -378,6 +400,41 @@ static vla_status run_micros(vla_trainer *t, vla_record *r, bool *finite, vla_er
     return VLA_OK;
 }
 
+/* The first gradient of the store that is not finite: where the trouble shows, in checkpoint order. */
+static void find_guilty_gradient(vla_trainer *t)
+{
+    snprintf(t->culprit, sizeof t->culprit, "the gradient norm");
+    for (size_t i = 0; i < vla_store_count(t->store); i++) {
+        vla_tensor g = vla_store_tensor(t->store, VLA_STORE_GRADIENT, i);
+        for (int64_t k = 0; g.data && k < g.elements; k++) {
+            double x = g.dtype == VLA_F32   ? (double)((const float *)g.data)[k]
+                       : g.dtype == VLA_F64 ? ((const double *)g.data)[k]
+                                            : (double)vlai_bf16_to_float(((const uint16_t *)g.data)[k]);
+            if (!isfinite(x)) {
+                snprintf(t->culprit, sizeof t->culprit, "the gradient of '%.128s' (%s at element %lld)", g.name, nonfinite_name(x),
+                         (long long)k);
+                return;
+            }
+        }
+    }
+}
+
+/* A loss may be finite and its gradient not; no single sample can be blamed, so all of the (last) micro-batch are named. */
+static void report_guilty_gradient(vla_trainer *t, double norm)
+{
+    int64_t step = t->progress.step + 1, first = t->progress.epoch * t->epoch_samples + t->progress.place;
+    find_guilty_gradient(t);
+    vlai_warn("step %lld: %s is not finite (norm %s), samples %lld to %lld of the order", (long long)step, t->culprit,
+              isfinite(norm) ? "finite" : nonfinite_name(norm), (long long)first, (long long)(first + t->options.batch * t->options.accumulation - 1));
+    const void *const *slots = (const void *const *)t->slots;
+    int64_t offset = t->options.global_loss ? (t->options.accumulation - 1) * t->options.batch : 0;
+    for (int64_t i = 0; t->samples.describe && i < t->options.batch && i < 16; i++) {
+        char text[512];
+        t->samples.describe(t->samples.user, slots[offset + i], text, sizeof text);
+        vlai_warn("step %lld: in it %s", (long long)step, text);
+    }
+}
+
 /* Clip and AdamW; nothing is stepped when a gradient is not finite. */
 static vla_status update(vla_trainer *t, vla_record *r, bool *finite, vla_error *err)
 {
@@ -399,7 +456,7 @@ static vla_status update(vla_trainer *t, vla_record *r, bool *finite, vla_error 
     r->grad_norm = o->adamw.max_norm > 0 || !isfinite(clip[0]) ? clip[0] : 0;
     *finite = clip[2] != 0;
     if (!*finite)
-        vlai_warn("step %lld: a gradient is not finite (norm %g)", (long long)t->progress.step + 1, clip[0]);
+        report_guilty_gradient(t, clip[0]);
     return VLA_OK;
 }
 
@@ -454,6 +511,20 @@ static void fill_record(vla_trainer *t, vla_record *r)
     t->stall = t->flops = 0;
 }
 
+static vla_status too_many_bad(vla_trainer *t, vla_error *err)
+{
+    const char *path = "";
+    vla_error ignored = VLA_ERROR_INIT;
+    (void)vla_checkpoint_wait(t->writer, &path, &ignored); /* of a save in progress: its failure is no news now */
+    return vlai_fail_hint(err, VLA_E_NONFINITE,
+                          "look at the samples named above (vla check), or lower the learning rate, and go on from the last good "
+                          "checkpoint; checkpoint.max_bad_steps is the bound",
+                          "%lld steps in a row were not finite, the last of them step %lld: %s; nothing of them was applied; last "
+                          "good checkpoint: %s",
+                          (long long)t->progress.bad_in_a_row, (long long)t->progress.step, t->culprit,
+                          *path ? path : t->resumed ? t->resumed : "none was saved yet");
+}
+
 vla_status vla_trainer_step(vla_trainer *t, vla_record *r, vla_error *err)
 {
     if (is_over(t))
@@ -472,11 +543,7 @@ vla_status vla_trainer_step(vla_trainer *t, vla_record *r, vla_error *err)
     VLA_TRY(vlai_metrics_put(t->metrics, r, err));
     report(t, r);
     if (t->progress.bad_in_a_row >= t->options.max_bad_steps)
-        return vlai_fail_hint(err, VLA_E_NONFINITE,
-                              "look at the samples named above (vla check), or lower the learning rate, and go on from the last "
-                              "checkpoint; checkpoint.max_bad_steps is the bound",
-                              "%lld steps in a row were not finite, the last of them step %lld; nothing of them was applied",
-                              (long long)t->progress.bad_in_a_row, (long long)t->progress.step);
+        return too_many_bad(t, err);
     return VLA_OK;
 }
 

@@ -399,6 +399,8 @@ static vla_status open_set(vlai_wallx_task *t, vla_error *err)
         o.episodes = list;
         o.episode_count = chosen->count;
     }
+    if (t->config->lerobot.allow_partial)
+        o.flags |= VLA_DATASET_ALLOW_PARTIAL;
     vla_status status = vla_dataset_open(t->root, &o, &t->set, err);
     vlai_free(list);
     VLA_TRY(status);

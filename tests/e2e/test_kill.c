@@ -59,7 +59,7 @@ static void killed_at_any_moment(void **state)
     (void)state;
     char run[256], whole[256];
     vla_error err = VLA_ERROR_INIT;
-    int kills = test_long() ? 50 : 10;
+    int kills = test_long() ? 50 : test_sanitized() ? 4 : 10;
     snprintf(run, sizeof run, "%s/run", root);
     snprintf(whole, sizeof whole, "%s/whole", root);
     vla_log_set(NULL, NULL, VLA_LOG_ERROR);

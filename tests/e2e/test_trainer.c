@@ -260,11 +260,31 @@ static void bad_values_are_skipped(void **state)
     o.run = at("worse");
     o.save_interval = 1;
     t.nan_to = 40;
-    assert_fails(train(&t, &o, &err), VLA_E_NONFINITE, err, "3 steps in a row were not finite, the last of them step 5");
+    assert_fails(train(&t, &o, &err), VLA_E_NONFINITE, err, "3 steps in a row were not finite, the last of them step 5: 'loss' (nan)");
+    assert_non_null(strstr(err.message, "last good checkpoint: "));
+    assert_non_null(strstr(err.message, "worse/0_4"));
     vla_checkpoint *c;
     assert_ok(vla_checkpoint_open(at("worse"), &c, &err), err);
     assert_int_equal(vla_checkpoint_step(c), 4); /* steps 3 and 4 were skipped: their state is that of step 2 */
     vla_checkpoint_close(c);
+}
+
+/* A finite loss with a gradient that is not: the parameter, the step and its samples are named, and nothing is saved of it. */
+static void bad_gradients_are_skipped(void **state)
+{
+    (void)state;
+    vla_error err = VLA_ERROR_INIT;
+    vla_trainer_options o = toy_options(at("gradient"));
+    o.accumulation = 3;
+    o.max_bad_steps = 1;
+    toy t = plain;
+    t.poison_at = 17; /* in the second of step 2's micro-batches 12..15, 16..19, 20..23 */
+    assert_fails(train(&t, &o, &err), VLA_E_NONFINITE, err,
+                 "1 steps in a row were not finite, the last of them step 2: the gradient of 'out.weight' (inf at element 7)");
+    assert_non_null(strstr(err.message, "last good checkpoint: none was saved yet"));
+    assert_non_null(strstr(logged.data, "step 2: the gradient of 'out.weight' (inf at element 7) is not finite (norm inf), samples "
+                                        "12 to 23 of the order"));
+    assert_non_null(strstr(logged.data, "step 2: in it toy set, sample 20"));
 }
 
 static volatile sig_atomic_t stop;
@@ -451,6 +471,7 @@ int main(void)
         cmocka_unit_test(it_learns),
         cmocka_unit_test(steps_allocate_nothing),
         cmocka_unit_test(bad_values_are_skipped),
+        cmocka_unit_test(bad_gradients_are_skipped),
         cmocka_unit_test(stops_on_request),
         cmocka_unit_test(other_settings_are_refused),
         cmocka_unit_test(a_broken_sample_ends_the_run_saved),

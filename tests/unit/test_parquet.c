@@ -170,7 +170,8 @@ static void named_damage(void **state)
     assert_fails(vlai_parquet_open(path, &file, &err), VLA_E_NOT_FOUND, err, "cannot open");
 }
 
-/* Any single byte inverted: an error or values, never a crash. */
+/* Any single byte inverted: an error or values, never a crash. The short form takes every 5th byte and the footer's length
+ * (opening a file takes Arrow a millisecond, and fifty under a sanitizer). */
 static void flipped_bytes(void **state)
 {
     (void)state;
@@ -181,7 +182,8 @@ static void flipped_bytes(void **state)
     size_t size;
     assert_ok(vlai_read_file(path, 0, &data, &size, &err), err);
     int refused = 0;
-    for (size_t i = 0; i < size; i++) {
+    size_t stride = test_long() ? 1 : test_sanitized() ? 53 : 5;
+    for (size_t i = 0; i < size; i += i + 8 < size ? stride : 1) {
         data[i] ^= (char)0xff;
         FILE *f = fopen(path, "wb");
         fwrite(data, 1, size, f);

@@ -1,0 +1,216 @@
+/* What a user is told when the everyday faults happen, through the program: each row names the facts that its message must
+ * hold. Data sets, pictures and numbers are damaged copies of one synthetic set. */
+#include "tiny.h"
+
+#include "ckpt/ckpt.h"
+
+#include <jansson.h>
+
+enum { PARTS = 8 };
+
+/* Runs the program; the exit code and every part must be as said. */
+static void expect(int code, const char *arguments, const char *const parts[PARTS])
+{
+    int got = tiny_run(NULL, arguments);
+    char *text = tiny_read("log", NULL);
+    if (got != code)
+        fail_msg("vla %s: code %d, wanted %d\n...%s", arguments, got, code, strlen(text) > 700 ? text + strlen(text) - 700 : text);
+    for (int i = 0; i < PARTS && parts[i]; i++)
+        if (!strstr(text, parts[i]))
+            fail_msg("vla %s: the message lacks '%s':\n...%s", arguments, parts[i], strlen(text) > 700 ? text + strlen(text) - 700 : text);
+    vlai_free(text);
+}
+#define EXPECT(code, arguments, ...) expect(code, arguments, (const char *const[PARTS]){__VA_ARGS__})
+
+static void shell(const char *command)
+{
+    char line[2048];
+    snprintf(line, sizeof line, "cd '%s' && %s", tiny_root, command);
+    if (system(line) != 0)
+        fail_msg("%s", line);
+}
+
+static void put(const char *name, const char *data, size_t size)
+{
+    vla_error err = VLA_ERROR_INIT;
+    assert_ok(vlai_write_file_atomic(tiny_at(name), data, size, &err), err);
+}
+
+/* `name` becomes the text of `from` with one part replaced. */
+static void edit(const char *name, const char *from, const char *part, const char *by)
+{
+    size_t n;
+    char *text = tiny_read(from, &n), *at = strstr(text, part), *fresh = malloc(n + strlen(by) + 1);
+    if (!at)
+        fail_msg("%s has no '%s'", from, part);
+    size_t before = (size_t)(at - text);
+    memcpy(fresh, text, before);
+    size_t size = before + (size_t)sprintf(fresh + before, "%s%s", by, at + strlen(part));
+    put(name, fresh, size);
+    free(fresh);
+    vlai_free(text);
+}
+
+static void a_copy(void)
+{
+    shell("rm -rf copy && cp -rL set copy");
+}
+
+static const char train_copy[] = "train --config tiny.yml --checkpoint.save_path=out --data.lerobot_config.repo_id=copy";
+static const char video[] = "copy/videos/observation.images.image/chunk-000/file-000.mp4";
+static const char data[] = "copy/data/chunk-000/file-000.parquet";
+
+/* Unsupported data set: version found, versions read, file, what to do. */
+static void unsupported_set(void **state)
+{
+    (void)state;
+    a_copy();
+    edit("copy/meta/info.json", "copy/meta/info.json", "\"v3.0\"", "\"v4.2\"");
+    EXPECT(3, train_copy, "v4.2", "v2.0, v2.1 and v3.0", "copy/meta/info.json", "update vla");
+    a_copy();
+    put("copy/meta/info.json", "{", 1);
+    EXPECT(3, train_copy, "copy", "meta/info.json", "not valid JSON");
+}
+
+/* Partial download: file, size found, episodes still usable, option to continue. */
+static void partial_download(void **state)
+{
+    (void)state;
+    char whole[64];
+    size_t n;
+    shell("rm -rf set21 && rm -rf out");
+    tiny_must("synth set21 --version v2.1 --episodes 4 --length 8:11 --size 64x64 --state-dim 3 --action-dim 3");
+    vlai_free(tiny_read("set21/data/chunk-000/episode_000002.parquet", &n));
+    shell("truncate -s 700 set21/data/chunk-000/episode_000002.parquet");
+    EXPECT(3, "train --config tiny.yml --checkpoint.save_path=out --data.lerobot_config.repo_id=set21", "episode_000002.parquet",
+           "700 bytes", "footer is missing", "2 of 4 episodes", "--allow-partial");
+    shell("rm set21/data/chunk-000/episode_000002.parquet");
+    EXPECT(3, "train --config tiny.yml --checkpoint.save_path=out --data.lerobot_config.repo_id=set21", "episode_000002.parquet",
+           "No such file", "2 of 4 episodes", "--allow-partial");
+    EXPECT(0, "norm-stats --train_config tiny.yml --data_root set21 --output_path part.json --allow-partial", "part.json");
+    EXPECT(0, "train --config tiny.yml --checkpoint.save_path=out --data.lerobot_config.repo_id=set21 --allow-partial "
+              "--data.train_test_split=0.5 --stop-at 1", "2 of 4 episodes", "8 training samples (1 episodes), 8 validation samples (1 episodes)");
+    a_copy();
+    static const char pointer[] = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12345\n";
+    put(video, pointer, sizeof pointer - 1);
+    snprintf(whole, sizeof whole, "%zu bytes", sizeof pointer - 1);
+    EXPECT(3, train_copy, "file-000.mp4", "Git-LFS pointer", whole, "git lfs pull", "0 of 10 episodes");
+    a_copy();
+    shell("truncate -s 900 copy/data/chunk-000/file-000.parquet");
+    EXPECT(3, train_copy, data + strlen("copy/"), "900 bytes", "footer is missing", "0 of 10 episodes");
+    a_copy();
+    shell("truncate -s 3000 copy/videos/observation.images.image/chunk-000/file-000.mp4");
+    EXPECT(3, train_copy, "file-000.mp4", "camera observation.images.image", "3000", "0 of 10 episodes");
+}
+
+/* Frames of a video against the lengths: camera, file, expected, found, first episode affected. */
+static void frame_count(void **state)
+{
+    (void)state;
+    shell("rm -rf other");
+    tiny_must("synth other --episodes 7 --length 8 --size 64x64 --state-dim 3 --action-dim 3");
+    a_copy();
+    shell("cp other/videos/observation.images.image/chunk-000/file-000.mp4 copy/videos/observation.images.image/chunk-000/");
+    EXPECT(3, train_copy, "camera observation.images.image", "file-000.mp4", "the video has 56 frames", "add up to ",
+           "is the first");
+}
+
+/* Constant and tiny dimensions: name, q01, q99, std, treatment. */
+static void constant_dimension(void **state)
+{
+    (void)state;
+    json_t *stats = json_load_file(tiny_at("norm_stats.json"), 0, NULL);
+    json_t *action = json_object_get(json_object_get(stats, "norm_stats"), "action");
+    assert_non_null(action);
+    json_array_set_new(json_object_get(action, "q01"), 1, json_real(0.25));
+    json_array_set_new(json_object_get(action, "q99"), 1, json_real(0.25));
+    json_array_set_new(json_object_get(action, "std"), 1, json_real(0));
+    json_array_set_new(json_object_get(action, "q01"), 2, json_real(0));
+    json_array_set_new(json_object_get(action, "q99"), 2, json_real(1e-9));
+    assert_int_equal(json_dump_file(stats, tiny_at("constant.json"), 0), 0);
+    json_decref(stats);
+    EXPECT(0, "train --config tiny.yml --checkpoint.save_path=out --data.norm_stats_path=constant.json --stop-at 1",
+           "'action' dim 1 (ee_position[1]", "has no range: q01 0.25, q99 0.25, std 0; it is scaled by 1 instead",
+           "'action' dim 2 (gripper[0]", "has tiny range: q01 ", "it is scaled as it is");
+}
+
+/* Cameras: both lists, suggested mapping line. */
+static void cameras(void **state)
+{
+    (void)state;
+    static const char both[] = "{observation.images.image: face_view, observation.images.wrist_image: right_wrist_view}";
+    edit("one.yml", "tiny.yml", both, "{observation.images.image: face_view}");
+    EXPECT(2, "train --config one.yml --checkpoint.save_path=out", "not mapped: 'observation.images.wrist_image'",
+           "mapping: 'observation.images.image': face_view",
+           "the set's cameras: 'observation.images.image', 'observation.images.wrist_image'",
+           "data.key_mappings.camera: {observation.images.image: face_view, observation.images.wrist_image: right_wrist_view}");
+    edit("wrong.yml", "tiny.yml", both,
+         "{observation.images.top: face_view, observation.images.wrist_image: right_wrist_view}");
+    EXPECT(2, "train --config wrong.yml --checkpoint.save_path=out", "not in the set: 'observation.images.top'",
+           "not mapped: 'observation.images.image'",
+           "the set's cameras: 'observation.images.image', 'observation.images.wrist_image'",
+           "data.key_mappings.camera: {observation.images.image: ");
+}
+
+/* Dimensions and slots: the table, names of both sides. */
+static void slots(void **state)
+{
+    (void)state;
+    edit("slots.yml", "tiny.yml", "  dof_config: {ee_position: 2, gripper: 1}", "  dof_config: {ee_position: 2, action_padding: 1}");
+    EXPECT(3, "train --config slots.yml --checkpoint.save_path=out", "column 'action' has 3 dimensions",
+           "task.dof_config has slots for 2", "ee_position 2: ", "action_padding 1: no column", "no slot: ");
+}
+
+/* Disk: need per checkpoint, free space, keep_last that fits. (The trainer asks before the first step.) */
+static void disk(void **state)
+{
+    (void)state;
+    vla_error err = VLA_ERROR_INIT;
+    uint64_t room;
+    char needed[64];
+    assert_ok(vlai_ckpt_free_bytes(tiny_root, &room, &err), err);
+    assert_fails(vlai_ckpt_check_room(tiny_root, room / 3 - 1, 9, -1, &err), VLA_E_IO, err, "checkpoint.keep_last=2 fits");
+    snprintf(needed, sizeof needed, "%.3f GB each, 10 of them", 1e-9 * (double)(room / 3 - 1));
+    assert_non_null(strstr(err.message, needed));
+    assert_non_null(strstr(err.message, " GB free"));
+}
+
+/* Resuming with other data or settings: each differing field, old and new, name of the override. */
+static void resume_with_changes(void **state)
+{
+    (void)state;
+    shell("rm -rf run2");
+    tiny_must("train --config tiny.yml --checkpoint.save_path=run2 --stop-at 2");
+    EXPECT(2, "train --config tiny.yml --checkpoint.save_path=run2 --resume --hyperparams.seed=8 --hyperparams.batch_size_per_gpu=2",
+           "seed: 7 in the checkpoint, 8 now", "batch: 4 in the checkpoint, 2 now", "--allow-change");
+    shell("rm -rf more");
+    tiny_must("synth more --episodes 12 --length 8:11 --size 64x64 --state-dim 3 --action-dim 3");
+    EXPECT(2, "train --config tiny.yml --checkpoint.save_path=run2 --resume --data.lerobot_config.repo_id=more",
+           " in the checkpoint, ", " now", "digest", "--allow-change");
+    EXPECT(0, "train --config tiny.yml --checkpoint.save_path=run2 --resume --allow-change seed --hyperparams.seed=8 --stop-at 3",
+           "resume: seed: 7 in the checkpoint, 8 now");
+}
+
+/* Not finite: tensor, step, samples, last good checkpoint. */
+static void not_finite(void **state)
+{
+    (void)state;
+    shell("rm -rf nan");
+    /* rate x decay = 10^6: weights grow so much in each step */
+    tiny_must("train --config tiny.yml --checkpoint.save_path=nan --stop-at 2 --hyperparams.optimizer.weight_decay=1000");
+    EXPECT(5, "train --config tiny.yml --checkpoint.save_path=nan --resume --checkpoint.max_bad_steps=3 "
+              "--hyperparams.optimizer.weight_decay=1000 --hyperparams.optimizer.learning_rate=1.0e+3 "
+              "--hyperparams.scheduler.num_warmup_steps=0",
+           ": in it ", "episode ", "frame ", "3 steps in a row were not finite, the last of them step ",
+           "the gradient of 'visual.patch_embed.proj.weight' (nan at element 0)", "last good checkpoint: nan/0_2");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(unsupported_set), cmocka_unit_test(partial_download), cmocka_unit_test(frame_count),
+        cmocka_unit_test(constant_dimension), cmocka_unit_test(cameras), cmocka_unit_test(slots), cmocka_unit_test(disk),
+        cmocka_unit_test(resume_with_changes), cmocka_unit_test(not_finite),
+    };
+    return cmocka_run_group_tests(tests, tiny_make, tiny_drop);
+}
