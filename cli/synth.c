@@ -17,7 +17,8 @@ static const char help[] =
     "Writes a LeRobot dataset of a learnable task to the new folder OUT. Three coloured goals lie in the picture, the\n"
     "instruction names one (\"move to the red goal\"), the effector moves there from where the state says it is. Every\n"
     "input matters: the goals stand only in the picture, which one is meant only in the instruction, the start only in\n"
-    "the state. An action is half of what remains to the goal; the gripper closes on the way.\n\n"
+    "the state. An action is half of what remains to the goal; the gripper closes on the way. A small model learns it\n"
+    "from many short episodes (first example); it learns a few long ones by heart instead. Few dimensions are easier.\n\n"
     "  --version v3.0|v2.1|v2.0    dataset format (v3.0)\n"
     "  --episodes N                (50)\n"
     "  --length MIN:MAX            frames of an episode, evenly drawn (20:30); N for one length\n"
@@ -33,6 +34,7 @@ static const char help[] =
     "  --action-dim N              (7)      --action-key KEY  (action)\n"
     "  --robot NAME                robot_type (panda)\n"
     "  --phrasings N               ways to say the instruction, 1 to 4 (1: three tasks in all)\n"
+    "  --jitter X                  how far goals lie from their three places, in fractions of the picture (0.05)\n"
     "  --noise N                   noise of +-N grey levels on every pixel (0): pictures as hard to decode as real ones\n"
     "  --stamp                     draw frame, camera and episode number as black and white blocks, two rows of eight from\n"
     "                              the top: bits of the frame, least first; then 2 bits camera, 6 bits episode\n"
@@ -41,7 +43,7 @@ static const char help[] =
     "  --seed N                    (0) the same options and seed give the same bytes\n"
     "  --threads N                 (0: all processors)\n\n"
     "Examples:\n"
-    "  vla synth /tmp/demo --episodes 200 --size 64x64 --storage av1,h264\n"
+    "  vla synth /tmp/demo --episodes 1000 --length 10:14 --size 64x64 --storage av1,h264 --state-dim 3 --action-dim 3\n"
     "  vla synth /tmp/old --version v2.1 --storage h264 --gop 12 --episodes 20\n"
     "  vla synth /tmp/numbers --cameras none --episodes 5000 --length 200      # 1,000,000 frames\n"
     "  vla synth /tmp/many --episodes 1000 --length 4:8 --storage h264 --size 64x64\n"
@@ -74,6 +76,7 @@ static const struct option {
     OPTION("--action-key", TEXT, action_key)
     OPTION("--robot", TEXT, robot)
     OPTION("--phrasings", INTEGER, task.phrasings)
+    OPTION("--jitter", REAL, task.jitter)
     OPTION("--noise", INTEGER, task.noise)
     OPTION("--stamp", FLAG, task.stamp)
     OPTION("--data-mb", REAL, data_mb)

@@ -58,6 +58,8 @@ vla_status vlai_synth_check(const vlai_synth_options *o, vla_error *err)
     VLA_TRY(in_range("--size", t->height, 8, 8192, err));
     VLA_TRY(in_range("--cameras", o->camera_count, 0, VLAI_SYNTH_CAMERAS, err));
     VLA_TRY(in_range("--chunks-size", o->chunks_size, 1, 1000000, err));
+    if (!(t->jitter >= 0 && t->jitter <= 0.1))
+        return vlai_fail(err, VLA_E_INVALID, "--jitter: %g, wanted 0 to 0.1", t->jitter);
     if (!(o->data_mb > 0 && o->data_mb <= 1e6))
         return vlai_fail(err, VLA_E_INVALID, "--data-mb: %g, wanted above 0 and at most 1000000", o->data_mb);
     if (!(o->video_mb > 0 && o->video_mb <= 1e6))

@@ -11,7 +11,7 @@ enum { SITE_COMBINATION, SITE_JITTER, SITE_START, SITE_LENGTH, SITE_PHRASING, SI
 static const double places[VLAI_SYNTH_GOALS][2] = {{0.27, 0.27}, {0.73, 0.30}, {0.30, 0.73}};
 static const uint8_t colours[VLAI_SYNTH_GOALS][3] = {{225, 30, 30}, {30, 175, 45}, {40, 70, 230}};
 static const uint8_t background[3] = {205, 205, 200};
-static const double jitter = 0.05, radius = 0.13, gain = 0.1, finger = 0.04;
+static const double radius = 0.13, gain = 0.1, finger = 0.04;
 
 static vlai_rng_key key_of(const vlai_synth_task *task, int64_t position, uint32_t site)
 {
@@ -43,7 +43,7 @@ void vlai_synth_scene_make(const vlai_synth_task *task, int64_t episode, vlai_sy
     for (int c = 0; c < VLAI_SYNTH_GOALS; c++)
         for (int d = 0; d < 2; d++)
             out->goal[c][d] = places[orders[which / 3][c]][d] +
-                              jitter * (2 * vlai_rng_uniform64(&key, (uint32_t)(c * 2 + d)) - 1);
+                              task->jitter * (2 * vlai_rng_uniform64(&key, (uint32_t)(c * 2 + d)) - 1);
     out->meant = which % 3;
     key.site = SITE_LENGTH;
     int64_t span = task->length_max - task->length_min + 1;
@@ -51,15 +51,12 @@ void vlai_synth_scene_make(const vlai_synth_task *task, int64_t episode, vlai_sy
     key.site = SITE_PHRASING;
     out->phrasing = (int)(vlai_rng_uniform64(&key, 0) * task->phrasings);
     out->joints = task->action_dim > 1 ? task->action_dim - 1 : 1;
-    int seen = out->joints < task->state_dim ? out->joints : task->state_dim;
-    double x = 2 * out->goal[out->meant][0] - 1, y = 1 - 2 * out->goal[out->meant][1];
+    out->target[0] = 2 * out->goal[out->meant][0] - 1;
+    out->target[1] = 1 - 2 * out->goal[out->meant][1];
     key.site = SITE_START;
-    for (int j = 0; j < out->joints; j++) {
-        int from = j % seen;
-        out->start[j] = 2 * vlai_rng_uniform64(&key, (uint32_t)from) - 1;
-        out->target[j] = from == 0 ? x : from == 1 ? y : 0.8 * (x * cos(2.0 * from) + y * sin(2.0 * from));
-    }
-    out->opening = vlai_rng_uniform64(&key, VLAI_SYNTH_DIMS);
+    for (int d = 0; d < 2; d++)
+        out->start[d] = 2 * vlai_rng_uniform64(&key, (uint32_t)d) - 1;
+    out->opening = vlai_rng_uniform64(&key, 2);
 }
 
 const char *vlai_synth_text(int colour, int phrasing)
@@ -73,22 +70,27 @@ const char *vlai_synth_text(int colour, int phrasing)
     return texts[phrasing][colour];
 }
 
+/* A joint as a function of the effector's place; linear, so it turns remaining ways into remaining ways too. */
+static double joint(int j, const double place[2])
+{
+    return j < 2 ? place[j] : 0.7 * (place[0] * cos(2.0 * j) + place[1] * sin(2.0 * j));
+}
+
 void vlai_synth_frame(const vlai_synth_task *task, const vlai_synth_scene *scene, int64_t frame, float *state,
                       float *action)
 {
-    double left = pow(1 - gain, (double)frame), opening = scene->opening * left;
+    double left = pow(1 - gain, (double)frame), opening = scene->opening * left, place[2], way[2];
+    for (int d = 0; d < 2; d++) {
+        way[d] = (scene->target[d] - scene->start[d]) * left;
+        place[d] = scene->target[d] - way[d];
+    }
     for (int i = 0; i < task->state_dim; i++) {
-        if (i < scene->joints)
-            state[i] = (float)(scene->target[i] + (scene->start[i] - scene->target[i]) * left);
-        else
-            state[i] = (float)((i - scene->joints) % 2 ? -finger * opening : finger * opening);
+        double side = (i - scene->joints) % 2 ? -finger : finger;
+        state[i] = (float)(i < scene->joints ? joint(i, place) : side * opening);
     }
-    for (int i = 0; i < task->action_dim; i++) {
-        int joint = i < scene->joints ? i : 0;
-        double remaining = (scene->target[joint] - scene->start[joint]) * left;
-        bool gripper = i == scene->joints && task->state_dim > scene->joints;
-        action[i] = (float)(gripper ? 1 - 2 * opening : remaining / 2);
-    }
+    bool seen = task->state_dim > scene->joints; /* the fingers */
+    for (int i = 0; i < task->action_dim; i++)
+        action[i] = (float)(i < scene->joints ? joint(i, way) / 2 : seen ? 1 - 2 * opening : way[0] / 2);
 }
 
 bool vlai_synth_still(const vlai_synth_task *task)

@@ -2,15 +2,16 @@
  * moves there from where the state says it is. Each input is needed: where the goals lie stands only in the picture
  * (the effector is not drawn), which goal is meant only in the instruction, where the motion starts only in the state.
  *
- * The three colours are permuted over three places from episode to episode, each place jittered by 5 % of the picture.
- * With goals spread evenly over the picture a small model learns the episodes by heart instead of looking.
+ * The three colours are permuted over three places from episode to episode, each place jittered a little. With goals
+ * spread evenly over the picture, or with few episodes, a small model learns the episodes by heart instead of looking.
  *
- * Motion. The pose has J = max(1, action_dim - 1) joints. Joint j starts anywhere in (-1, 1) and goes to a target that
- * is a linear function of the goal's position (x right, y up, both in -1..1): joint 0 to x, joint 1 to y, joint j to
- * 0.8 (x cos 2j + y sin 2j). Each frame covers a tenth of what remains: action_j = (target_j - pose_j) / 2 and
- * pose_j += action_j / 5. The gripper opening starts anywhere in (0, 1) and closes at the same rate; its action, the
- * last one, is 1 - 2 opening. The state holds the joints, then fingers at +-0.04 opening. A joint that the state has no
- * room for copies one that it has, so that the action always follows from the inputs.
+ * Motion. The effector starts anywhere in the square (-1, 1) x (-1, 1), x right and y up, and each frame covers a tenth
+ * of what remains to the goal. The pose has J = max(1, action_dim - 1) joints, all functions of the effector: joint 0 is
+ * x, joint 1 is y, joint j is 0.7 (x cos 2j + y sin 2j). (Joints with goals and starts of their own would betray the goal
+ * from the state alone.) The action of a joint is half of what remains to its target. The gripper opening starts anywhere
+ * in (0, 1) and closes at the same rate; its action, the last one, is 1 - 2 opening. The state holds the joints, then
+ * fingers at +-0.04 opening. Where the state has no room for fingers, the gripper moves as joint 0, so that the action
+ * always follows from the inputs.
  *
  * Everything is a pure function of (seed, episode): episodes can be made in any order, on any thread. */
 #ifndef VLAI_SYNTH_TASK_H
@@ -28,6 +29,7 @@ typedef struct vlai_synth_task {
     uint64_t seed;
     int state_dim, action_dim; /* 1 .. VLAI_SYNTH_DIMS */
     int64_t length_min, length_max;
+    double jitter; /* of the places, fraction of the picture either way */
     int phrasings; /* 1 .. VLAI_SYNTH_PHRASINGS ways to say the instruction */
     int width, height;
     int noise;  /* grey levels of per-pixel noise, either way; 0 none */
@@ -39,8 +41,8 @@ typedef struct vlai_synth_scene {
     double goal[VLAI_SYNTH_GOALS][2]; /* centre of colour c: right and down, in fractions of the picture of camera 0 */
     int meant;                        /* the colour that the instruction names */
     int phrasing;
-    double start[VLAI_SYNTH_DIMS], target[VLAI_SYNTH_DIMS]; /* pose, J joints */
-    double opening;                                         /* of the gripper, at the start */
+    double start[2], target[2]; /* of the effector: right, up */
+    double opening;             /* of the gripper, at the start */
     int joints;
 } vlai_synth_scene;
 
