@@ -35,6 +35,16 @@ static int set(const args *a, const arg_row *row, const char *value)
     }
 }
 
+/* Dashes and underscores inside a name are alike: the references spell some options either way. */
+static bool is_name(const char *name, const char *typed, size_t length)
+{
+    size_t i = 0;
+    for (; name[i] && i < length; i++)
+        if (name[i] != typed[i] && !(i > 1 && (name[i] == '-' || name[i] == '_') && (typed[i] == '-' || typed[i] == '_')))
+            return false;
+    return !name[i] && i == length;
+}
+
 int args_parse(args *a, int argc, char **argv)
 {
     if (command_help(argc, argv, a->help))
@@ -44,7 +54,7 @@ int args_parse(args *a, int argc, char **argv)
         size_t length = strcspn(arg, "=");
         const arg_row *row = NULL;
         for (int r = 0; r < a->count && !row; r++)
-            if (strlen(a->rows[r].name) == length && !strncmp(a->rows[r].name, arg, length))
+            if (is_name(a->rows[r].name, arg, length))
                 row = &a->rows[r];
         if (row && row->kind == ARG_FLAG && !arg[length]) {
             *(bool *)row->value = true;

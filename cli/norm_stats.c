@@ -1,4 +1,5 @@
 /* vla norm-stats: the statistics that normalise state and action. */
+#include "args.h"
 #include "command.h"
 
 #include "base/fail.h"
@@ -13,45 +14,32 @@
 #include <string.h>
 
 static const char help[] =
-    "Usage: vla norm-stats [--train_config FILE] [--data_root DIR] [--output_path FILE] [--state_key KEY] [--action_key KEY]\n\n"
+    "Usage: vla norm-stats [--train_config FILE] [--data_root DIR] [--output_path FILE] [--state_key KEY] [--action_key KEY]\n"
+    "                      [--within-episodes] [--threads N]\n\n"
     "Computes mean, std, q01 and q99 of state and action over all frames of all episodes and writes norm_stats.json, with\n"
-    "the flags, the algorithm and the file of scripts/compute_norm_stats.py.\n\n"
+    "the flags, the algorithm and the file of scripts/compute_norm_stats.py. Euler angles under a 6D rotation of the layouts\n"
+    "are converted first.\n\n"
     "  --train_config FILE  training configuration: dataset, keys, layouts (for relative keys) and where to write\n"
     "  --data_root DIR      the dataset, or a folder that holds data.lerobot_config.repo_id; wins over the configuration\n"
     "  --output_path FILE   where to write; wins over norm_stats_path of the configuration (default norm_stats.json)\n"
     "  --state_key KEY      column of the state (default: configuration, else observation.state)\n"
     "  --action_key KEY     column of the action (default: configuration, else action)\n"
+    "  --within-episodes    relative keys: measure the chunks that training sees. Without it chunks run on into the next\n"
+    "                       episode, as the reference's do, which widens the ranges\n"
     "  --threads N          (all processors)\n"
-    "  --allow-partial      use the whole episodes at the start of a damaged set\n\n"
+    "  --allow-partial      use the whole episodes at the start of a damaged set\n"
+    "  --section.key=value  overrides a key of the configuration\n\n"
     "Examples:\n"
     "  vla norm-stats --train_config configs/libero.yml\n"
     "  vla norm-stats --data_root data/libero --output_path norm_stats.json\n";
 
 typedef struct {
     const char *config, *root, *output, *state, *action;
-    int threads;
-    bool allow_partial;
+    bool within, allow_partial;
+    int64_t threads;
+    const char *const *overrides;
+    size_t override_count;
 } request;
-
-/* True when argv[*i] is --NAME VALUE or --NAME=VALUE; dashes and underscores are alike. */
-static bool take(int argc, char **argv, int *i, const char *name, const char **out)
-{
-    const char *a = argv[*i];
-    if (a[0] != '-' || a[1] != '-')
-        return false;
-    a += 2;
-    for (; *name && (*a == *name || (*a == '-' && *name == '_')); a++, name++) {
-    }
-    if (*name || (*a && *a != '='))
-        return false;
-    if (*a == '=')
-        *out = a + 1;
-    else if (*i + 1 < argc)
-        *out = argv[++*i];
-    else
-        return false;
-    return true;
-}
 
 static vla_status layout_of(const vlai_dims *dims, const char *key, const char *where, vlai_layout *out, vla_error *err)
 {
@@ -97,12 +85,14 @@ static vla_status run(const request *r, vla_error *err)
     json_t *stats = NULL;
     char root[4096];
     const char *output = r->output;
-    vlai_norm_request wanted = {.state_key = r->state, .action_key = r->action, .threads = r->threads};
+    vlai_norm_request wanted = {.state_key = r->state, .action_key = r->action, .within_episodes = r->within,
+                                .threads = (int)r->threads};
     vla_status status = VLA_OK;
     if (r->config) {
-        VLA_TRY_GOTO(vlai_config_load(r->config, NULL, 0, &config, err), done);
+        VLA_TRY_GOTO(vlai_config_load(r->config, r->overrides, r->override_count, &config, err), done);
         VLA_TRY_GOTO(layout_of(&config->task.dof_config, "task.dof_config", r->config, &dof, err), done);
         VLA_TRY_GOTO(layout_of(&config->task.agent_pos_config, "task.agent_pos_config", r->config, &agent, err), done);
+        wanted.state_layout = &agent;
         wanted.action_layout = &dof;
         wanted.chunk = config->task.action_horizon;
         if (!wanted.state_key)
@@ -142,24 +132,22 @@ done:
 
 int command_norm_stats(int argc, char **argv)
 {
-    static const char *const known[] = {"--train_config", "--data_root",  "--output_path", "--state_key",
-                                        "--action_key",   "--threads",    "--allow-partial", "--help"};
-    if (command_help(argc, argv, help))
-        return EXIT_DONE;
     request r = {0};
-    const char *threads = NULL;
-    for (int i = 1; i < argc; i++)
-        if (!strcmp(argv[i], "--allow-partial"))
-            r.allow_partial = true;
-        else if (!take(argc, argv, &i, "train_config", &r.config) && !take(argc, argv, &i, "data_root", &r.root) &&
-            !take(argc, argv, &i, "output_path", &r.output) && !take(argc, argv, &i, "state_key", &r.state) &&
-            !take(argc, argv, &i, "action_key", &r.action) && !take(argc, argv, &i, "threads", &threads))
-            return command_unknown("norm-stats", argv[i], known, 8);
+    const arg_row rows[] = {{"--train_config", ARG_TEXT, &r.config}, {"--data_root", ARG_TEXT, &r.root},
+                            {"--output_path", ARG_TEXT, &r.output},  {"--state_key", ARG_TEXT, &r.state},
+                            {"--action_key", ARG_TEXT, &r.action},   {"--within-episodes", ARG_FLAG, &r.within},
+                            {"--allow-partial", ARG_FLAG, &r.allow_partial},
+                            {"--threads", ARG_INT, &r.threads}};
+    args a = {.name = "norm-stats", .help = help, .rows = rows, .count = sizeof rows / sizeof *rows, .overrides = true};
+    int code = args_parse(&a, argc, argv);
+    if (code >= 0)
+        return code;
     if (!r.config && !r.root) {
         fputs("vla norm-stats: no dataset\n  hint: --train_config FILE or --data_root DIR\n", stderr);
         return EXIT_USAGE;
     }
-    r.threads = threads ? atoi(threads) : 0;
     vla_error err = VLA_ERROR_INIT;
+    r.overrides = a.override;
+    r.override_count = a.overrides_given;
     return run(&r, &err) == VLA_OK ? EXIT_DONE : command_fail("norm-stats", &err);
 }

@@ -136,12 +136,20 @@ static bool ends_relative(const char *name)
     return n >= 9 && !strcmp(name + n - 9, "_relative");
 }
 
+/* Last row of the episode that a row lies in. */
+static int64_t last_row(const vla_dataset *set, int64_t row)
+{
+    const vla_episode *e = vla_dataset_episode(set, vla_dataset_episode_of(set, row));
+    return e->first_row + e->length - 1;
+}
+
 /* Samples of one relative part, (anchors * chunk, dim): a layout of that part alone does the arithmetic of training. */
-static vla_status relative_part(const vlai_norm_request *request, const vlai_layout_part *part, int64_t at,
-                                const float *state, int64_t state_dim, const float *action, int64_t action_dim, int64_t rows,
+static vla_status relative_part(vla_dataset *set, const vlai_norm_request *request, const vlai_layout_part *part, int64_t at,
+                                const float *state, int64_t state_dim, const float *action, int64_t action_dim,
                                 vlai_pool *pool, table *to, vla_error *err)
 {
-    int64_t dim = part->dim, chunk = request->chunk, anchors = rows - chunk;
+    int64_t dim = part->dim, chunk = request->chunk, rows = vla_dataset_info_get(set)->rows;
+    int64_t anchors = request->within_episodes ? rows : rows - chunk;
     if (at + dim > state_dim || at + dim > action_dim)
         return vlai_fail(err, VLA_E_SHAPE, "'%s' takes columns %lld to %lld, but actions have %lld and states %lld columns",
                          part->name, (long long)at, (long long)(at + dim - 1), (long long)action_dim, (long long)state_dim);
@@ -156,12 +164,14 @@ static vla_status relative_part(const vlai_norm_request *request, const vlai_lay
     float *values = vlai_alloc(bytes);
     job *jobs = vlai_array((size_t)dim, sizeof *jobs);
     vla_status status = values && jobs ? VLA_OK : vlai_nomem(err, bytes);
-    for (int64_t a = 0; a < anchors && status == VLA_OK; a++)
+    for (int64_t a = 0; a < anchors && status == VLA_OK; a++) {
+        int64_t last = request->within_episodes ? last_row(set, a) : rows - 1;
         for (int64_t o = 0; o < chunk && status == VLA_OK; o++) {
             float *row = values + (a * chunk + o) * dim;
-            memcpy(row, action + (a + o) * action_dim + at, (size_t)dim * sizeof *row);
+            memcpy(row, action + (a + o < last ? a + o : last) * action_dim + at, (size_t)dim * sizeof *row);
             status = vlai_layout_relative(&alone, row, dim, state + a * state_dim + at, dim, err);
         }
+    }
     for (int64_t d = 0; d < dim && status == VLA_OK; d++)
         jobs[d] = (job){values, (int64_t)samples, dim, d, to, at + d};
     if (status == VLA_OK)
@@ -171,8 +181,8 @@ static vla_status relative_part(const vlai_norm_request *request, const vlai_lay
     return status;
 }
 
-static vla_status relative_keys(const vlai_norm_request *request, const float *state, int64_t state_dim,
-                                const float *action, int64_t rows, vlai_pool *pool, table *to, vla_error *err)
+static vla_status relative_keys(vla_dataset *set, const vlai_norm_request *request, const float *state, int64_t state_dim,
+                                const float *action, vlai_pool *pool, table *to, vla_error *err)
 {
     int64_t at = 0;
     for (int i = 0; request->action_layout && i < request->action_layout->count; i++) {
@@ -180,9 +190,29 @@ static vla_status relative_keys(const vlai_norm_request *request, const float *s
         if (part->skipped)
             continue;
         if (ends_relative(part->name))
-            VLA_TRY(relative_part(request, part, at, state, state_dim, action, to->dim, rows, pool, to, err));
+            VLA_TRY(relative_part(set, request, part, at, state, state_dim, action, to->dim, pool, to, err));
         at += part->dim;
     }
+    return VLA_OK;
+}
+
+/* --- 6D rotations --- */
+
+/* The columns in the layout's form: *wide is a new table (rows, width), or NULL when the data set's columns serve. */
+static vla_status widen(const vlai_layout *layout, const float *data, int64_t rows, int64_t *dim, float **wide, vla_error *err)
+{
+    *wide = NULL;
+    if (!layout || !layout->six || *dim != layout->euler)
+        return VLA_OK;
+    size_t values, bytes;
+    if (!vlai_mul_size((size_t)rows, (size_t)layout->width, &values) || !vlai_mul_size(values, sizeof **wide, &bytes))
+        return vlai_nomem(err, SIZE_MAX);
+    *wide = vlai_alloc(bytes ? bytes : 1);
+    if (!*wide)
+        return vlai_nomem(err, bytes);
+    for (int64_t r = 0; r < rows; r++)
+        vlai_layout_to_six(layout, data + r * *dim, *dim, *wide + r * layout->width);
+    *dim = layout->width;
     return VLA_OK;
 }
 
@@ -205,13 +235,23 @@ vla_status vlai_norm_stats(vla_dataset *set, const vlai_norm_request *request, j
     *out = NULL;
     table tables[2] = {{NULL, 0}, {NULL, 0}};
     const float *data[2];
+    float *wide[2] = {NULL, NULL};
     const char *const keys[2] = {request->state_key, request->action_key};
+    const vlai_layout *const layouts[2] = {request->state_layout, request->action_layout};
     int64_t rows = vla_dataset_info_get(set)->rows, count = 0;
     for (int i = 0; i < 2; i++)
         VLA_TRY(vla_dataset_numbers(set, keys[i], &data[i], &tables[i].dim, err));
     vlai_pool *pool = NULL;
-    job *jobs = vlai_array((size_t)(tables[0].dim + tables[1].dim), sizeof *jobs);
-    vla_status status = jobs ? vlai_pool_create(request->threads, &pool, err) : vlai_nomem(err, sizeof *jobs);
+    job *jobs = NULL;
+    vla_status status = VLA_OK;
+    for (int i = 0; i < 2 && status == VLA_OK; i++) {
+        status = widen(layouts[i], data[i], rows, &tables[i].dim, &wide[i], err);
+        data[i] = wide[i] ? wide[i] : data[i];
+    }
+    if (status == VLA_OK) {
+        jobs = vlai_array((size_t)(tables[0].dim + tables[1].dim), sizeof *jobs);
+        status = jobs ? vlai_pool_create(request->threads, &pool, err) : vlai_nomem(err, sizeof *jobs);
+    }
     for (int i = 0; i < 2 && status == VLA_OK; i++) {
         tables[i].values = vlai_array((size_t)tables[i].dim * STATS, sizeof(double));
         if (!tables[i].values)
@@ -222,7 +262,7 @@ vla_status vlai_norm_stats(vla_dataset *set, const vlai_norm_request *request, j
     if (status == VLA_OK)
         status = run_jobs(pool, jobs, count, rows, err);
     if (status == VLA_OK)
-        status = relative_keys(request, data[0], tables[0].dim, data[1], rows, pool, &tables[1], err);
+        status = relative_keys(set, request, data[0], tables[0].dim, data[1], pool, &tables[1], err);
     if (status == VLA_OK) {
         json_t *stats = json_object();
         for (int i = 0; i < 2; i++)
@@ -233,6 +273,8 @@ vla_status vlai_norm_stats(vla_dataset *set, const vlai_norm_request *request, j
     }
     vlai_free(tables[0].values);
     vlai_free(tables[1].values);
+    vlai_free(wide[0]);
+    vlai_free(wide[1]);
     vlai_free(jobs);
     vlai_pool_destroy(pool);
     return status;

@@ -230,16 +230,49 @@ int64_t vlai_layout_to_six(const vlai_layout *layout, const float *in, int64_t n
     return to - out;
 }
 
-static void relative_rotation(float *action, const float *state, int64_t dim)
+int64_t vlai_layout_from_six(const vlai_layout *layout, const float *in, int64_t n, float *out)
 {
-    double a[9], s[9], m[9], in[6] = {0}, rpy[3];
+    if (!layout->six || n != layout->width) {
+        memcpy(out, in, (size_t)n * sizeof *out);
+        return n;
+    }
+    float *to = out;
+    for (int i = 0; i < layout->count; i++) {
+        const vlai_layout_part *part = &layout->parts[i];
+        if (part->skipped)
+            continue;
+        if (part->six) {
+            double six[6], m[9], rpy[3];
+            for (int k = 0; k < 6; k++)
+                six[k] = in[k];
+            vlai_rotation_from_six(six, m);
+            vlai_rotation_to_euler(m, rpy);
+            for (int k = 0; k < 3; k++)
+                to[k] = (float)rpy[k];
+        } else {
+            memcpy(to, in, (size_t)part->dim * sizeof *to);
+        }
+        in += part->dim;
+        to += part->six ? 3 : part->dim;
+    }
+    return to - out;
+}
+
+/* (3, 3) from 3 angles or the 6D form. */
+static void read_rotation(const float *values, int64_t dim, double m[9])
+{
+    double in[6] = {0};
     for (int64_t i = 0; i < dim; i++)
-        in[i] = action[i];
-    dim == 6 ? vlai_rotation_from_six(in, a) : vlai_rotation_from_euler(in, a);
-    for (int64_t i = 0; i < dim; i++)
-        in[i] = state[i];
-    dim == 6 ? vlai_rotation_from_six(in, s) : vlai_rotation_from_euler(in, s);
-    vlai_rotation_relative(a, s, m);
+        in[i] = values[i];
+    dim == 6 ? vlai_rotation_from_six(in, m) : vlai_rotation_from_euler(in, m);
+}
+
+static void change_rotation(float *action, const float *state, int64_t dim, bool back)
+{
+    double a[9], s[9], m[9], rpy[3];
+    read_rotation(action, dim, a);
+    read_rotation(state, dim, s);
+    back ? vlai_rotation_compose(a, s, m) : vlai_rotation_relative(a, s, m);
     if (dim == 3) {
         vlai_rotation_to_euler(m, rpy);
         vlai_rotation_canonical(rpy);
@@ -248,8 +281,9 @@ static void relative_rotation(float *action, const float *state, int64_t dim)
         action[i] = (float)(dim == 6 ? m[i] : rpy[i]);
 }
 
-vla_status vlai_layout_relative(const vlai_layout *layout, float *action, int64_t n, const float *state, int64_t m,
-                                vla_error *err)
+/* Absolute to relative, or back. */
+static vla_status change(const vlai_layout *layout, float *action, int64_t n, const float *state, int64_t m, bool back,
+                         vla_error *err)
 {
     if (!layout->relative)
         return VLA_OK;
@@ -267,12 +301,24 @@ vla_status vlai_layout_relative(const vlai_layout *layout, float *action, int64_
                 return vlai_fail(err, VLA_E_SHAPE, "'%s' is a relative rotation of %lld dims; 3 and 6 are known", part->name,
                                  (long long)part->dim);
             if (part->rotation)
-                relative_rotation(action + at, state + at, part->dim);
+                change_rotation(action + at, state + at, part->dim, back);
             else
                 for (int64_t k = 0; k < part->dim; k++)
-                    action[at + k] -= state[at + k];
+                    action[at + k] += back ? state[at + k] : -state[at + k];
         }
         at += part->dim;
     }
     return VLA_OK;
+}
+
+vla_status vlai_layout_relative(const vlai_layout *layout, float *action, int64_t n, const float *state, int64_t m,
+                                vla_error *err)
+{
+    return change(layout, action, n, state, m, false, err);
+}
+
+vla_status vlai_layout_absolute(const vlai_layout *layout, float *action, int64_t n, const float *state, int64_t m,
+                                vla_error *err)
+{
+    return change(layout, action, n, state, m, true, err);
 }

@@ -4,6 +4,8 @@
  *     VLA_TRY(vlai_layout_parse(json_object_get(task, "dof_config"), "config.yml", &dof, err));
  *     n = vlai_layout_to_six(&dof, raw, n, out);                          // 3 -> 6 per 6D key, if the raw width says so
  *     VLA_TRY(vlai_layout_relative(&dof, action, n, state, m, err));      // in place
+ *     VLA_TRY(vlai_layout_absolute(&dof, action, n, state, m, err));      // the way back of a prediction, in place
+ *     n = vlai_layout_from_six(&dof, action, n, raw);                     // 6 -> 3
  *     vlai_layout_fini(&dof);
  *
  * Angles are roll, pitch, yaw with R = Rz(yaw) Ry(pitch) Rx(roll); 6D = rows 0 and 1 of R. All in double, stored float32.
@@ -60,6 +62,11 @@ int64_t vlai_layout_to_six(const vlai_layout *layout, const float *in, int64_t n
 /* Makes the keys named "relative" of one action row differences to the state; n and m are the widths. */
 vla_status vlai_layout_relative(const vlai_layout *layout, float *action, int64_t n, const float *state, int64_t m,
                                 vla_error *err);
+/* The inverses. Angles come back canonical; a 6D rotation that is not one is made one first. from_six converts when n is the
+ * layout's width, and returns the number written (at most n). */
+vla_status vlai_layout_absolute(const vlai_layout *layout, float *action, int64_t n, const float *state, int64_t m,
+                                vla_error *err);
+int64_t vlai_layout_from_six(const vlai_layout *layout, const float *in, int64_t n, float *out);
 
 VLA_END_DECLS
 

@@ -96,6 +96,120 @@ static void whole_table(void **state)
     vla_dataset_close(set);
 }
 
+/* Opens v30-av1 and parses both layouts: position 3, rotation, gripper. */
+static vla_dataset *rotations(const char *dof_json, const char *pos_json, vlai_layout *dof, vlai_layout *pos)
+{
+    char root[4096];
+    vla_error err = VLA_ERROR_INIT;
+    vla_dataset *set;
+    snprintf(root, sizeof root, "%s/assets/datasets/v30-av1", golden_dir());
+    if (!vlai_is_dir(root))
+        return NULL;
+    assert_ok(vla_dataset_open(root, NULL, &set, &err), err);
+    json_t *d = json_loads(dof_json, 0, NULL), *p = json_loads(pos_json, 0, NULL);
+    assert_ok(vlai_layout_parse(d, "dof", dof, &err), err);
+    assert_ok(vlai_layout_parse(p, "pos", pos, &err), err);
+    json_decref(d);
+    json_decref(p);
+    return set;
+}
+
+static double number(const json_t *stats, const char *key, const char *stat, size_t i)
+{
+    return json_number_value(json_array_get(json_object_get(json_object_get(json_object_get(stats, "norm_stats"), key), stat), i));
+}
+
+/* Angles under a 6D rotation: the statistics are those of the converted samples, and the columns after them keep theirs. */
+static void six(void **state)
+{
+    (void)state;
+    vla_error err = VLA_ERROR_INIT;
+    vlai_layout dof, pos;
+    vla_dataset *set = rotations("{\"p\": 3, \"rotation_6D\": 6, \"gripper\": 1, \"action_padding\": 16}",
+                                 "{\"p\": 3, \"rotation\": 3, \"gripper\": 2}", &dof, &pos);
+    if (!set) {
+        skip();
+        return;
+    }
+    const vlai_norm_request plain = {.state_key = "observation.state", .action_key = "action"};
+    vlai_norm_request request = plain;
+    request.state_layout = &pos;
+    request.action_layout = &dof;
+    json_t *raw, *stats;
+    assert_ok(vlai_norm_stats(set, &plain, &raw, &err), err);
+    assert_ok(vlai_norm_stats(set, &request, &stats, &err), err);
+    assert_int_equal(json_array_size(json_object_get(json_object_get(json_object_get(stats, "norm_stats"), "action"), "q01")), 10);
+    const float *actions;
+    int64_t dim, rows = vla_dataset_info_get(set)->rows;
+    assert_ok(vla_dataset_numbers(set, "action", &actions, &dim, &err), err);
+    assert_int_equal(dim, 7);
+    double mean[6] = {0}, low[6], high[6];
+    for (int64_t r = 0; r < rows; r++) {
+        const double roll = actions[r * dim + 3], pitch = actions[r * dim + 4], yaw = actions[r * dim + 5];
+        const double m[6] = {cos(yaw) * cos(pitch), cos(yaw) * sin(pitch) * sin(roll) - sin(yaw) * cos(roll),
+                             cos(yaw) * sin(pitch) * cos(roll) + sin(yaw) * sin(roll), sin(yaw) * cos(pitch),
+                             sin(yaw) * sin(pitch) * sin(roll) + cos(yaw) * cos(roll),
+                             sin(yaw) * sin(pitch) * cos(roll) - cos(yaw) * sin(roll)};
+        for (int k = 0; k < 6; k++) {
+            mean[k] += m[k] / (double)rows;
+            low[k] = r && low[k] < m[k] ? low[k] : m[k];
+            high[k] = r && high[k] > m[k] ? high[k] : m[k];
+        }
+    }
+    for (size_t k = 0; k < 6; k++) { /* float32 samples: 6e-8 each */
+        assert_float_equal(number(stats, "action", "mean", 3 + k), mean[k], 1e-7);
+        double q01 = number(stats, "action", "q01", 3 + k), q99 = number(stats, "action", "q99", 3 + k);
+        assert_true(q01 < q99 && q01 >= low[k] - 1e-7 && q99 <= high[k] + 1e-7);
+    }
+    for (size_t k = 0; k < 3; k++)
+        assert_true(number(stats, "action", "q99", k) == number(raw, "action", "q99", k));
+    assert_true(number(stats, "action", "q01", 9) == number(raw, "action", "q01", 6));
+    for (size_t k = 0; k < 8; k++) /* the state's layout asks for no conversion */
+        assert_true(number(stats, "observation.state", "std", k) == number(raw, "observation.state", "std", k));
+    json_decref(raw);
+    json_decref(stats);
+    vlai_layout_fini(&dof);
+    vlai_layout_fini(&pos);
+    vla_dataset_close(set);
+}
+
+/* Relative keys: over the whole set as the reference does, or over the chunks of training. */
+static void relative_anchors(void **state)
+{
+    (void)state;
+    vla_error err = VLA_ERROR_INIT;
+    vlai_layout dof, pos;
+    enum { CHUNK = 5 };
+    vla_dataset *set = rotations("{\"p_relative\": 3, \"rotation\": 3, \"gripper\": 1}", "{\"p\": 3, \"r\": 3, \"g\": 2}", &dof, &pos);
+    if (!set) {
+        skip();
+        return;
+    }
+    const float *actions, *states;
+    int64_t dim, state_dim, rows = vla_dataset_info_get(set)->rows;
+    assert_ok(vla_dataset_numbers(set, "action", &actions, &dim, &err), err);
+    assert_ok(vla_dataset_numbers(set, "observation.state", &states, &state_dim, &err), err);
+    for (int within = 0; within < 2; within++) {
+        const vlai_norm_request request = {.state_key = "observation.state", .action_key = "action", .state_layout = &pos,
+                                           .action_layout = &dof, .chunk = CHUNK, .within_episodes = within};
+        json_t *stats;
+        assert_ok(vlai_norm_stats(set, &request, &stats, &err), err);
+        double sum = 0, count = 0;
+        for (int64_t a = 0; a < (within ? rows : rows - CHUNK); a++)
+            for (int64_t o = 0; o < CHUNK; o++) {
+                const vla_episode *e = vla_dataset_episode(set, vla_dataset_episode_of(set, a));
+                int64_t last = e->first_row + e->length - 1, row = within && a + o > last ? last : a + o;
+                sum += (double)(actions[row * dim + 1] - states[a * state_dim + 1]);
+                count++;
+            }
+        assert_float_equal(number(stats, "action", "mean", 1), sum / count, 1e-12);
+        json_decref(stats);
+    }
+    vlai_layout_fini(&dof);
+    vlai_layout_fini(&pos);
+    vla_dataset_close(set);
+}
+
 int main(void)
 {
     char cache[64];
@@ -104,6 +218,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(selection),
         cmocka_unit_test(whole_table),
+        cmocka_unit_test(six),
+        cmocka_unit_test(relative_anchors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
