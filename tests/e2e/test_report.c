@@ -1,0 +1,168 @@
+/* vla report: one page, closed in itself, with the run's numbers in it. */
+#include "test.h"
+
+#include "base/io.h"
+#include "base/memory.h"
+#include "base/text.h"
+#include "format/image.h"
+#include "train/report.h"
+
+#include <ctype.h>
+#include <math.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static char folder[] = "/tmp/vla_report_XXXXXX";
+static vla_error err = VLA_ERROR_INIT;
+
+static const char *at(const char *name)
+{
+    static char paths[4][1024];
+    static int next;
+    char *out = paths[next++ % 4];
+    snprintf(out, sizeof paths[0], "%s/%s", folder, name);
+    return out;
+}
+
+static void put(const char *name, const char *text)
+{
+    assert_ok(vlai_write_file_atomic(at(name), text, strlen(text), &err), err);
+}
+
+/* Every element that is opened is closed, in order; those that HTML leaves open are listed. Text is free of '<'. */
+static void assert_well_formed(const char *html)
+{
+    static const char *const single[] = {"!doctype", "meta", "line", "path", "img", "br"};
+    char open[64][16];
+    int depth = 0;
+    for (const char *c = strchr(html, '<'); c; c = strchr(c, '<')) {
+        const char *name = c[1] == '/' ? c + 2 : c + 1;
+        size_t n = strcspn(name, " />\n");
+        bool closing = c[1] == '/', alone = false;
+        assert_true(n > 0 && n < 16 && (isalpha((unsigned char)*name) || *name == '!'));
+        for (size_t i = 0; i < sizeof single / sizeof *single; i++)
+            alone |= strlen(single[i]) == n && !strncmp(single[i], name, n);
+        if (closing) {
+            assert_true(depth > 0);
+            depth--;
+            if (strncmp(open[depth], name, n) != 0 || open[depth][n])
+                fail_msg("</%.*s> closes <%s>", (int)n, name, open[depth]);
+        } else if (!alone) {
+            assert_true(depth < 64);
+            snprintf(open[depth++], 16, "%.*s", (int)n, name);
+        }
+        /* quotation marks may hold anything */
+        char quote = 0;
+        while (*c && (quote || *c != '>')) {
+            if (quote ? *c == quote : *c == '\'' || *c == '"')
+                quote = quote ? 0 : *c;
+            c++;
+        }
+        assert_true(*c == '>');
+    }
+    assert_int_equal(depth, 0);
+}
+
+static char *write_page(vlai_report_summary *s)
+{
+    char *html;
+    size_t size;
+    assert_ok(vlai_report_write(at("run"), NULL, s, &err), err);
+    assert_ok(vlai_read_file(s->path, 0, &html, &size, &err), err);
+    assert_int_equal(size, s->bytes);
+    return html;
+}
+
+static void a_page_of_a_long_run(void **state)
+{
+    (void)state;
+    vlai_text text = {0};
+    enum { STEPS = 30000 };
+    for (int i = 1; i <= STEPS; i++)
+        vlai_text_printf(&text,
+                         "{\"step\": %d, \"samples\": %d, \"loss\": %.6f, \"flow_loss\": %.6f, \"lr\": %g, \"grad_norm\": %g, "
+                         "\"step_ms\": 100, \"stall_ms\": 5, \"samples_per_s\": 320, \"rss\": 2500000000, \"device_memory\": 0, \"skipped\": %s}\n",
+                         i, 32 * i, 1.0 / i, 1.0 / i, 1e-4, 2.0, i == 7 ? "true" : "false");
+    vlai_text_puts(&text, "not JSON\n{\"step\": 30001, \"lo"); /* a killed run's last line */
+    assert_ok(vlai_text_status(&text, &err), err);
+    assert_ok(vlai_mkdirs(at("run/predict"), &err), err);
+    put("run/metrics.jsonl", text.data);
+    vlai_text_fini(&text);
+    put("run/validation.jsonl", "{\"step\": 100, \"loss\": 0.5, \"seconds\": 1}\n{\"step\": 30000, \"loss\": 0.25}\n");
+    put("run/config.resolved.json", "{\"data\": {\"lerobot_config\": {\"repo_id\": \"a<b>&\\\"c\"}}, \"model\": {}}");
+    put("run/predict/summary.json",
+        "{\"step\": 30000, \"predictions\": 12, \"overall\": {\"l1\": 0.125, \"mse\": 0.5, \"mean_action_l1\": 0.5},"
+        "\"dimensions\": [{\"name\": \"<script>\", \"l1\": 0.125, \"mse\": 0.5, \"mean_action_l1\": 0.5}],"
+        "\"horizon_steps\": [{\"step\": 0, \"l1\": 0.1, \"mse\": 0.2, \"mean_action_l1\": 0.4}], \"episodes\": [{\"episode\": 3}, {\"episode\": 4}]}");
+    static const uint8_t pixels[2 * 2 * 3] = {255, 0, 0};
+    assert_ok(vlai_png_write(at("run/predict/ep3.png"), pixels, 2, 2, &err), err);
+    vlai_report_summary s;
+    char *html = write_page(&s);
+    assert_int_equal(s.steps, STEPS);
+    assert_int_equal(s.validations, 2);
+    assert_int_equal(s.pictures, 1); /* ep4 was not drawn */
+    assert_int_equal(s.bad_lines, 1);
+    assert_true(s.bytes < 400000); /* 30,000 steps are thinned */
+    assert_well_formed(html);
+    assert_null(strstr(html, "http"));
+    assert_null(strstr(html, "<script"));
+    assert_null(strstr(html, "<link"));
+    assert_null(strstr(html, "nan"));
+    assert_non_null(strstr(html, "&lt;script&gt;"));
+    assert_non_null(strstr(html, "a&lt;b&gt;&amp;&quot;c"));
+    assert_non_null(strstr(html, "src=\"data:image/png;base64,iVBORw0KGgo")); /* the signature of PNG */
+    assert_non_null(strstr(html, "<b>30000</b><span>steps"));
+    assert_non_null(strstr(html, "<b>960000</b><span>samples seen"));
+    assert_non_null(strstr(html, "<b>320</b><span>samples per second, median"));
+    assert_non_null(strstr(html, "<b>5 %</b><span>waiting for data"));
+    assert_non_null(strstr(html, "<b>2.5 GB</b><span>largest resident memory"));
+    assert_non_null(strstr(html, "<b>0.25</b><span>newest validation loss"));
+    assert_non_null(strstr(html, "<b>1</b><span>steps skipped"));
+    assert_non_null(strstr(html, "<b>0.250</b><span>prediction error"));
+    assert_null(strstr(html, "device memory"));
+    vlai_free(html);
+}
+
+/* One step, values that are null, nothing else in the folder. */
+static void a_page_of_little(void **state)
+{
+    (void)state;
+    assert_ok(vlai_remove_tree(at("run"), &err), err);
+    assert_ok(vlai_mkdirs(at("run"), &err), err);
+    put("run/metrics.jsonl", "{\"step\": 1, \"loss\": null, \"lr\": 0.1, \"rss\": 1}\n");
+    vlai_report_summary s;
+    char *html = write_page(&s);
+    assert_int_equal(s.steps, 1);
+    assert_well_formed(html);
+    assert_null(strstr(html, "nan"));
+    vlai_free(html);
+}
+
+static void says_what_is_wrong(void **state)
+{
+    (void)state;
+    vlai_report_summary s;
+    assert_fails(vlai_report_write(at("nowhere"), NULL, &s, &err), VLA_E_NOT_FOUND, err, "no such run folder");
+    assert_ok(vlai_mkdirs(at("empty"), &err), err);
+    assert_fails(vlai_report_write(at("empty"), NULL, &s, &err), VLA_E_NOT_FOUND, err, "metrics.jsonl");
+    char command[4096];
+    snprintf(command, sizeof command, "'%s' report '%s' >/dev/null 2>&1", VLA_TEST_PROGRAM, at("nowhere"));
+    assert_int_equal(WEXITSTATUS(system(command)), 3);
+    snprintf(command, sizeof command, "'%s' report '%s' --out '%s' >/dev/null", VLA_TEST_PROGRAM, at("run"), at("page.html"));
+    assert_int_equal(WEXITSTATUS(system(command)), 0);
+    assert_true(vlai_is_file(at("page.html")));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_page_of_a_long_run),
+        cmocka_unit_test(a_page_of_little),
+        cmocka_unit_test(says_what_is_wrong),
+    };
+    if (!mkdtemp(folder))
+        return 1;
+    int failed = cmocka_run_group_tests_name("report", tests, NULL, NULL);
+    vlai_remove_tree(folder, &err);
+    return failed;
+}
