@@ -1,0 +1,123 @@
+/* What the attention kernels share: the problem, the spans of queries, and the tensor-core instructions they use.
+ *
+ * Key j is visible to query i iff cols[j].x <= qpos[i] < cols[j].y, not cols[j].z <= qpos[i] < cols[j].w, and
+ * rows[i].first <= j < rows[i].end. A tile's warp asks two questions first: does it see any key of this tile, and does it
+ * see all of them? Only tiles in between pay for the mask. */
+#ifndef VLAI_ATTENTION_CUH
+#define VLAI_ATTENTION_CUH
+
+#include "kernels/common.cuh"
+
+struct attention_shape {
+    int64_t queries, keys;
+    int heads, kv_heads, group, dim; /* group: query heads per kv head */
+    float scale;
+    bool vector; /* rows may be read and written in 16-byte words */
+    const int32_t *qpos;
+    const int2 *rows;
+    const int4 *cols;
+};
+
+/* Of 32 neighbouring queries: positions, and least and greatest ends of their spans of keys. Queries that see nothing, or
+ * lie past the end, count for first_max and end_min alone, which they keep from claiming that all is visible. */
+struct query_tile {
+    int q_min, q_max, first_min, end_max;
+    int first_max, end_min, unused[2];
+};
+
+enum { TILE_QUERIES = 32 };
+
+#define LOG2E 1.44269504088896340736f
+#define LN2 0.69314718055994530942f
+
+__device__ inline int2 key_span(const attention_shape &s, int64_t i)
+{
+    int2 span = make_int2(0, 0);
+    if (i < s.queries) {
+        span = s.rows[i];
+        span.x = span.x < 0 ? 0 : span.x;
+        span.y = span.y > s.keys ? (int)s.keys : span.y;
+        if (span.y <= span.x)
+            span = make_int2(0, 0);
+    }
+    return span;
+}
+
+__device__ inline bool visible(int q, int2 span, int key, const int4 &c)
+{
+    return (q >= c.x) & (q < c.y) & !((q >= c.z) & (q < c.w)) & (key >= span.x) & (key < span.y);
+}
+
+/* A hole that no query of [q_min, q_max] falls into. */
+__device__ inline bool no_hole(const int4 &c, int q_min, int q_max)
+{
+    return c.z >= c.w || c.w <= q_min || c.z > q_max;
+}
+
+/* 2^x by the hardware (2^-22 relative); 2^-inf = 0. */
+__device__ inline float exp2_fast(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+__device__ inline uint32_t shared_address(const void *p)
+{
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+/* Copies BYTES (4, 8 or 16) from global to shared memory in the background, or zeros when `there` is false. */
+template <int BYTES> __device__ inline void copy_async(void *to, const void *from, bool there)
+{
+    int size = there ? BYTES : 0;
+    if constexpr (BYTES == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(size) : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(to)), "l"(from), "n"(BYTES), "r"(size)
+                     : "memory");
+}
+
+__device__ inline void copy_commit()
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+/* Until at most `PENDING` of this thread's groups are on their way. */
+template <int PENDING> __device__ inline void copy_wait()
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+/* Four 8x8 tiles of bf16 from shared memory; lane l gives the address of row l % 8 of tile l / 8. */
+__device__ inline void load_fragments(uint32_t (&r)[4], const bf16 *row)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+
+__device__ inline void load_fragments_transposed(uint32_t (&r)[4], const bf16 *row)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+
+/* c [16,8] += a [16,16] b [16,8]. Lane l holds of c: row l/4, columns 2(l%4), +1, and the same 8 rows below. */
+__device__ inline void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+__device__ inline uint32_t pack_pair(float low, float high)
+{
+    __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return *reinterpret_cast<uint32_t *>(&pair);
+}
+
+#endif

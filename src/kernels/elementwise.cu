@@ -1,0 +1,360 @@
+/* Elementwise kernels: y[i] = f(a[i]) or f(a[i], b[i]), and SwiGLU on rows.
+ *
+ *     add, sub, mul, scale, cast, copy, accumulate, silu, gelu and their gradients: [n], any mixture of bf16 and fp32
+ *     swiglu       x [N, 2I] = gate | up  ->  y [N, I] = silu(gate) up
+ *     swiglu_grad  dy [N, I], x [N, 2I]   ->  dx [N, 2I] = dy up silu'(gate) | dy silu(gate)
+ *
+ * Each element is read and written once: (operands + 1) x n x size bytes; SwiGLU 3 I and 5 I elements a row. A block takes
+ * UNROLL x 256 packs of 8 neighbouring elements, all loads before the first use. Expected: 0.9 of copy bandwidth.
+ * A result may lie over an operand: a thread reads its own elements before it writes there. */
+#include "kernels/common.cuh"
+
+namespace {
+
+enum { PACK = 8, UNROLL = 2, BLOCK_ELEMENTS = PACK * UNROLL * THREADS };
+
+template <class F, class A, class Y>
+__global__ void __launch_bounds__(THREADS) unary_kernel(F f, const A *a, Y *y, int64_t n, bool vector)
+{
+    int64_t first = (int64_t)blockIdx.x * BLOCK_ELEMENTS + threadIdx.x * PACK;
+    pack<A, PACK> pa[UNROLL];
+#pragma unroll
+    for (int k = 0; k < UNROLL; k++) {
+        int64_t at = first + k * PACK * THREADS;
+        if (vector && at + PACK <= n)
+            pa[k].load(a + at);
+    }
+#pragma unroll
+    for (int k = 0; k < UNROLL; k++) {
+        int64_t at = first + k * PACK * THREADS;
+        if (vector && at + PACK <= n) {
+            float x[PACK];
+            pa[k].get(x);
+#pragma unroll
+            for (int i = 0; i < PACK; i++)
+                x[i] = f(x[i]);
+            pack<Y, PACK> py;
+            py.set(x);
+            py.store(y + at);
+        } else {
+            for (int64_t i = at; i < n && i < at + PACK; i++)
+                y[i] = from_float<Y>(f(to_float(a[i])));
+        }
+    }
+}
+
+template <class F, class A, class B, class Y>
+__global__ void __launch_bounds__(THREADS) binary_kernel(F f, const A *a, const B *b, Y *y, int64_t n, bool vector)
+{
+    int64_t first = (int64_t)blockIdx.x * BLOCK_ELEMENTS + threadIdx.x * PACK;
+    pack<A, PACK> pa[UNROLL];
+    pack<B, PACK> pb[UNROLL];
+#pragma unroll
+    for (int k = 0; k < UNROLL; k++) {
+        int64_t at = first + k * PACK * THREADS;
+        if (vector && at + PACK <= n) {
+            pa[k].load(a + at);
+            pb[k].load(b + at);
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < UNROLL; k++) {
+        int64_t at = first + k * PACK * THREADS;
+        if (vector && at + PACK <= n) {
+            float x[PACK], z[PACK];
+            pa[k].get(x);
+            pb[k].get(z);
+#pragma unroll
+            for (int i = 0; i < PACK; i++)
+                x[i] = f(x[i], z[i]);
+            pack<Y, PACK> py;
+            py.set(x);
+            py.store(y + at);
+        } else {
+            for (int64_t i = at; i < n && i < at + PACK; i++)
+                y[i] = from_float<Y>(f(to_float(a[i]), to_float(b[i])));
+        }
+    }
+}
+
+struct add_op {
+    __device__ float operator()(float a, float b) const { return a + b; }
+};
+struct sub_op {
+    __device__ float operator()(float a, float b) const { return a - b; }
+};
+struct mul_op {
+    __device__ float operator()(float a, float b) const { return a * b; }
+};
+struct scale_op {
+    float factor;
+    __device__ float operator()(float a) const { return a * factor; }
+};
+struct same_op {
+    __device__ float operator()(float a) const { return a; }
+};
+
+template <bool FAST> struct silu_op {
+    __device__ float operator()(float x) const
+    {
+        if constexpr (FAST)
+            return x * sigmoid<true>(x);
+        else
+            return x / (1.0f + expf(-x));
+    }
+};
+
+/* d silu / dx = s (1 + x (1 - s)), s = sigmoid(x). */
+template <bool FAST> __device__ inline float silu_slope(float x)
+{
+    float s = sigmoid<FAST>(x);
+    return s * (1.0f + x * (1.0f - s));
+}
+
+template <bool FAST> struct silu_grad_op {
+    __device__ float operator()(float dy, float x) const { return dy * silu_slope<FAST>(x); }
+};
+
+/* Phi(x), the normal distribution function. */
+__device__ inline float phi(float x)
+{
+    return 0.5f * (1.0f + erff(x * 0.70710678118654752440f));
+}
+
+struct gelu_op {
+    __device__ float operator()(float x) const { return x * phi(x); }
+};
+struct gelu_grad_op {
+    /* Phi(x) + x phi(x), phi the normal density: 0.39894228 = 1/sqrt(2 pi). */
+    __device__ float operator()(float dy, float x) const
+    {
+        return dy * (phi(x) + x * (0.39894228040143267794f * expf(-0.5f * x * x)));
+    }
+};
+
+template <class F> int unary(const vlai_cuda_call *call, F f)
+{
+    const vlai_cuda_tensor &a = call->in[0], &y = call->out[0];
+    if (!y.data || !y.elements)
+        return 0;
+    return with_types(a.dtype, y.dtype, [&](auto ta, auto ty) {
+        using A = typename decltype(ta)::is;
+        using Y = typename decltype(ty)::is;
+        bool vector = aligned(a.data) && aligned(y.data);
+        unary_kernel<<<blocks_for(y.elements, BLOCK_ELEMENTS), THREADS, 0, stream_of(call)>>>(
+            f, (const A *)a.data, (Y *)y.data, y.elements, vector);
+        return launched();
+    });
+}
+
+template <class F>
+int binary(const vlai_cuda_call *call, F f, const vlai_cuda_tensor &a, const vlai_cuda_tensor &b, const vlai_cuda_tensor &y)
+{
+    if (!y.data || !y.elements)
+        return 0;
+    return with_types(a.dtype, b.dtype, y.dtype, [&](auto ta, auto tb, auto ty) {
+        using A = typename decltype(ta)::is;
+        using B = typename decltype(tb)::is;
+        using Y = typename decltype(ty)::is;
+        bool vector = aligned(a.data) && aligned(b.data) && aligned(y.data);
+        binary_kernel<<<blocks_for(y.elements, BLOCK_ELEMENTS), THREADS, 0, stream_of(call)>>>(
+            f, (const A *)a.data, (const B *)b.data, (Y *)y.data, y.elements, vector);
+        return launched();
+    });
+}
+
+/* The same bytes elsewhere, or another type. */
+int move(const vlai_cuda_call *call)
+{
+    const vlai_cuda_tensor &x = call->in[0], &y = call->out[0];
+    if (!y.data || !y.elements || y.data == x.data)
+        return 0;
+    if (x.dtype == y.dtype)
+        return (int)cudaMemcpyAsync(y.data, x.data, (size_t)y.elements * vla_dtype_size(y.dtype), cudaMemcpyDeviceToDevice,
+                                    stream_of(call));
+    return unary(call, same_op{});
+}
+
+/* One thread takes V neighbouring columns of a row. */
+template <class X, class Y, int V>
+__global__ void __launch_bounds__(THREADS) swiglu_kernel(const X *x, Y *y, int64_t packs, int64_t width)
+{
+    constexpr bool FAST = std::is_same_v<X, bf16>;
+    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (i >= packs)
+        return;
+    int64_t row = divide(i, width / V), at = i * V + row * width; /* of gate, in x */
+    pack<X, V> pg, pu;
+    pg.load(x + at);
+    pu.load(x + at + width);
+    float gate[V], up[V];
+    pg.get(gate);
+    pu.get(up);
+#pragma unroll
+    for (int k = 0; k < V; k++) {
+        float silu = silu_op<FAST>{}(gate[k]);
+        gate[k] = (FAST ? round_bf16(silu) : silu) * up[k];
+    }
+    pack<Y, V> py;
+    py.set(gate);
+    py.store(y + i * V);
+}
+
+template <class D, class X, int V>
+__global__ void __launch_bounds__(THREADS) swiglu_grad_kernel(const D *dy, const X *x, X *dx, int64_t packs, int64_t width)
+{
+    constexpr bool FAST = std::is_same_v<X, bf16>;
+    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (i >= packs)
+        return;
+    int64_t row = divide(i, width / V), at = i * V + row * width;
+    pack<D, V> pd;
+    pack<X, V> pg, pu;
+    pd.load(dy + i * V);
+    pg.load(x + at);
+    pu.load(x + at + width);
+    float d[V], gate[V], up[V];
+    pd.get(d);
+    pg.get(gate);
+    pu.get(up);
+#pragma unroll
+    for (int k = 0; k < V; k++) {
+        float s = sigmoid<FAST>(gate[k]), slope = s * (1.0f + gate[k] * (1.0f - s)), dup = d[k] * up[k];
+        float silu = gate[k] * s;
+        up[k] = d[k] * (FAST ? round_bf16(silu) : silu);
+        gate[k] = (FAST ? round_bf16(dup) : dup) * slope;
+    }
+    pg.set(gate);
+    pu.set(up);
+    pg.store(dx + at);
+    pu.store(dx + at + width);
+}
+
+/* Columns per thread: as many as divide the width and keep every row aligned. */
+template <class F> int with_width(int64_t width, bool vector, F f)
+{
+    if (vector && width % 8 == 0)
+        return f(std::integral_constant<int, 8>{});
+    if (vector && width % 4 == 0)
+        return f(std::integral_constant<int, 4>{});
+    return f(std::integral_constant<int, 1>{});
+}
+
+template <class Y>
+__global__ void __launch_bounds__(THREADS) fill_kernel(Y *y, int64_t n, float value)
+{
+    pack<Y, PACK> p;
+    float x[PACK];
+#pragma unroll
+    for (int i = 0; i < PACK; i++)
+        x[i] = value;
+    p.set(x);
+    int64_t at = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * PACK;
+    if (at + PACK <= n && (size_t)y % 16 == 0)
+        p.store(y + at);
+    else
+        for (int64_t i = at; i < n && i < at + PACK; i++)
+            y[i] = from_float<Y>(value);
+}
+
+} // namespace
+
+#define UNARY(name, f)                                                                            \
+    extern "C" int vlai_cuda_##name(const vlai_cuda_call *call) { return unary(call, f); }        \
+    NO_WORKSPACE(name)
+#define BINARY(name, f)                                                                           \
+    extern "C" int vlai_cuda_##name(const vlai_cuda_call *call)                                                                                              \
+    {                                                                                             \
+        return binary(call, f, call->in[0], call->in[1], call->out[0]);                           \
+    }                                                                                             \
+    NO_WORKSPACE(name)
+#define MOVE(name)                                                                                \
+    extern "C" int vlai_cuda_##name(const vlai_cuda_call *call) { return move(call); }            \
+    NO_WORKSPACE(name)
+
+BINARY(add, add_op{})
+BINARY(sub, sub_op{})
+BINARY(mul, mul_op{})
+BINARY(gelu_grad, gelu_grad_op{})
+UNARY(scale, scale_op{(float)call->node->attrs.fill.value})
+UNARY(gelu, gelu_op{})
+MOVE(cast)
+MOVE(stop_gradient)
+MOVE(reshape)
+MOVE(copy)
+NO_WORKSPACE(accumulate)
+NO_WORKSPACE(silu)
+NO_WORKSPACE(silu_grad)
+NO_WORKSPACE(swiglu)
+NO_WORKSPACE(swiglu_grad)
+NO_WORKSPACE(fill)
+
+extern "C" int vlai_cuda_silu(const vlai_cuda_call *call)
+{
+    return call->out[0].dtype == VLA_BF16 ? unary(call, silu_op<true>{}) : unary(call, silu_op<false>{});
+}
+
+extern "C" int vlai_cuda_silu_grad(const vlai_cuda_call *call)
+{
+    return call->out[0].dtype == VLA_BF16 ? binary(call, silu_grad_op<true>{}, call->in[0], call->in[1], call->out[0])
+                                           : binary(call, silu_grad_op<false>{}, call->in[0], call->in[1], call->out[0]);
+}
+
+/* in[0] += in[1], in place. */
+extern "C" int vlai_cuda_accumulate(const vlai_cuda_call *call)
+{
+    return binary(call, add_op{}, call->in[0], call->in[1], call->in[0]);
+}
+
+extern "C" int vlai_cuda_swiglu(const vlai_cuda_call *call)
+{
+    const vlai_cuda_tensor &x = call->in[0], &y = call->out[0];
+    if (!y.data || !y.elements)
+        return 0;
+    int64_t width = cols_of(y);
+    return with_types(x.dtype, y.dtype, [&](auto tx, auto ty) {
+        using X = typename decltype(tx)::is;
+        using Y = typename decltype(ty)::is;
+        return with_width(width, aligned(x.data) && aligned(y.data), [&](auto v) {
+            constexpr int V = decltype(v)::value;
+            int64_t packs = y.elements / V;
+            swiglu_kernel<X, Y, V><<<blocks_for(packs, THREADS), THREADS, 0, stream_of(call)>>>((const X *)x.data, (Y *)y.data,
+                                                                                               packs, width);
+            return launched();
+        });
+    });
+}
+
+extern "C" int vlai_cuda_swiglu_grad(const vlai_cuda_call *call)
+{
+    const vlai_cuda_tensor &dy = call->in[0], &x = call->in[1], &dx = call->out[0];
+    if (!dx.data || !dx.elements)
+        return 0;
+    if (dx.dtype != x.dtype)
+        return (int)cudaErrorInvalidValue;
+    int64_t width = cols_of(dy);
+    return with_types(dy.dtype, x.dtype, [&](auto td, auto tx) {
+        using D = typename decltype(td)::is;
+        using X = typename decltype(tx)::is;
+        return with_width(width, aligned(dy.data) && aligned(x.data) && aligned(dx.data), [&](auto v) {
+            constexpr int V = decltype(v)::value;
+            int64_t packs = dy.elements / V;
+            swiglu_grad_kernel<D, X, V><<<blocks_for(packs, THREADS), THREADS, 0, stream_of(call)>>>(
+                (const D *)dy.data, (const X *)x.data, (X *)dx.data, packs, width);
+            return launched();
+        });
+    });
+}
+
+extern "C" int vlai_cuda_fill(const vlai_cuda_call *call)
+{
+    const vlai_cuda_tensor &y = call->out[0];
+    if (!y.data || !y.elements)
+        return 0;
+    return with_type(y.dtype, [&](auto ty) {
+        using Y = typename decltype(ty)::is;
+        fill_kernel<<<blocks_for(y.elements, PACK * THREADS), THREADS, 0, stream_of(call)>>>(
+            (Y *)y.data, y.elements, (float)call->node->attrs.fill.value);
+        return launched();
+    });
+}

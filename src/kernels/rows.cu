@@ -1,0 +1,523 @@
+/* Kernels that move whole rows, columns or elements, and the ordered sum of rows by index. An index outside its table
+ * counts as negative, so that a bad index never touches foreign memory.
+ *
+ *     gather_rows       x [R,C], index [N]          -> y[i] = x[index[i]], or 0
+ *     put_rows          base [R,C], index, rows     -> base with rows over it; of equal indices the last stays
+ *     zero_rows         x [R,C], index              -> x with those rows 0
+ *     merge_rows        a, b, map                   -> y[i] = map[i] >= 0 ? a[map[i]] : b[-1 - map[i]]
+ *     split_cols, concat_cols, slice_rows, pad_rows, concat_rows, expand_rows: copies of parts
+ *     mul_rows          x [N,C], s [N]              -> x[i][j] s[i];   expand_cols s [N] -> [N,C]
+ *     scatter_add_rows  x [N,C], index [N]          -> y [R,C]: sums in the order of the rows, in fp32, rounded once
+ *
+ * Copies go in the widest word (16 to 1 bytes) that divides a row and its addresses, four words in flight per thread: rows
+ * read once, written once; expected 0.9 of copy bandwidth.
+ *
+ * scatter_add_rows needs the rows of each index in order. Rank of row i = rows with a smaller index, or the same one and
+ * earlier; counted by comparing all pairs (integer sums, so the order of the atomics does not matter), 45 M comparisons for
+ * 6760 rows. Then each result row adds its own rows; those without any are written as zeros: R C elements written once. */
+#include "kernels/common.cuh"
+
+namespace {
+
+enum { MOVE_UNROLL = 4, PIECES = 4 };
+
+/* Calls f with a word type whose size divides every one of the bytes and addresses. */
+template <class F> int with_word(size_t bits, F f)
+{
+    switch (bits & -bits) {
+    case 1: return f(uint8_t{});
+    case 2: return f(uint16_t{});
+    case 4: return f(uint32_t{});
+    case 8: return f(uint2{});
+    default: return f(uint4{});
+    }
+}
+
+/* y row r = from(r), or zeros where that is NULL. */
+template <class W, class FROM>
+__global__ void __launch_bounds__(THREADS) move_rows_kernel(FROM from, W *y, int64_t total, int64_t words)
+{
+    int64_t first = (int64_t)blockIdx.x * (MOVE_UNROLL * THREADS) + threadIdx.x;
+    W word[MOVE_UNROLL];
+#pragma unroll
+    for (int k = 0; k < MOVE_UNROLL; k++) {
+        int64_t i = first + k * THREADS;
+        word[k] = W{};
+        if (i < total) {
+            int64_t row = divide(i, words);
+            const char *p = from(row);
+            if (p)
+                word[k] = reinterpret_cast<const W *>(p)[i - row * words];
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < MOVE_UNROLL; k++)
+        if (first + k * THREADS < total)
+            y[first + k * THREADS] = word[k];
+}
+
+/* y [rows] of `bytes` each; `bits` holds, or-ed, whatever else must divide: addresses of the sources. */
+template <class FROM>
+int move_rows(const vlai_cuda_call *call, void *y, int64_t rows, int64_t bytes, size_t bits, FROM from)
+{
+    if (!y || rows <= 0 || bytes <= 0)
+        return 0;
+    return with_word(bits | (size_t)y | (size_t)bytes | 16, [&](auto w) {
+        using W = decltype(w);
+        int64_t words = bytes / (int64_t)sizeof(W), total = rows * words;
+        move_rows_kernel<W><<<blocks_for(total, MOVE_UNROLL * THREADS), THREADS, 0, stream_of(call)>>>(from, (W *)y, total, words);
+        return launched();
+    });
+}
+
+struct from_index { /* x[index[r]] */
+    const char *x;
+    const int32_t *index;
+    int64_t table, bytes;
+    __device__ const char *operator()(int64_t row) const
+    {
+        int64_t i = index[row];
+        return i >= 0 && i < table ? x + i * bytes : nullptr;
+    }
+};
+
+struct from_owner { /* rows[owner[r]] where there is one, else base; no rows: zeros */
+    const char *base, *rows;
+    const int32_t *owner;
+    int64_t bytes;
+    __device__ const char *operator()(int64_t row) const
+    {
+        int64_t i = owner[row];
+        return i < 0 ? base + row * bytes : rows ? rows + i * bytes : nullptr;
+    }
+};
+
+struct from_map {
+    const char *a, *b;
+    const int32_t *map;
+    int64_t rows_a, rows_b, bytes;
+    __device__ const char *operator()(int64_t row) const
+    {
+        int64_t i = map[row], j = -1 - i;
+        return i >= 0 ? (i < rows_a ? a + i * bytes : nullptr) : j < rows_b ? b + j * bytes : nullptr;
+    }
+};
+
+struct from_same { /* one row for all */
+    const char *x;
+    __device__ const char *operator()(int64_t) const { return x; }
+};
+
+/* owner[index[i]] = the last such i. */
+__global__ void owner_kernel(const int32_t *index, int32_t *owner, int64_t n, int64_t rows)
+{
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n && index[i] >= 0 && index[i] < rows)
+        atomicMax(owner + index[i], (int32_t)i);
+}
+
+int put(const vlai_cuda_call *call)
+{
+    const vlai_cuda_tensor &base = call->in[0], &index = call->in[1], &rows = call->in[2], &y = call->out[0];
+    if (!y.data || !y.elements)
+        return 0;
+    bool puts = call->node->op == VLAI_OP_put_rows;
+    if (base.dtype != y.dtype || (puts && rows.dtype != y.dtype))
+        return (int)cudaErrorInvalidValue;
+    int32_t *owner = (int32_t *)call->workspace;
+    int64_t n = index.elements, r = rows_of(y), bytes = cols_of(y) * (int64_t)vla_dtype_size(y.dtype);
+    cudaError_t status = cudaMemsetAsync(owner, 0xFF, (size_t)r * sizeof *owner, stream_of(call));
+    if (status != cudaSuccess)
+        return (int)status;
+    if (n)
+        owner_kernel<<<blocks_for(n, THREADS), THREADS, 0, stream_of(call)>>>((const int32_t *)index.data, owner, n, r);
+    from_owner from = {(const char *)base.data, puts ? (const char *)rows.data : nullptr, owner, bytes};
+    return move_rows(call, y.data, r, bytes, (size_t)base.data | (puts ? (size_t)rows.data : 0), from);
+}
+
+/* The pieces of a row of `words`, side by side. */
+template <class W> struct pieces {
+    W *p[PIECES];
+    int64_t first[PIECES + 1];
+    int n;
+};
+
+template <class W, bool SPLIT>
+__global__ void __launch_bounds__(THREADS) columns_kernel(__grid_constant__ const pieces<W> parts, W *whole, int64_t total, int64_t words)
+{
+    int64_t first = (int64_t)blockIdx.x * (MOVE_UNROLL * THREADS) + threadIdx.x;
+    W word[MOVE_UNROLL];
+    W *to[MOVE_UNROLL];
+#pragma unroll
+    for (int k = 0; k < MOVE_UNROLL; k++) {
+        int64_t i = first + k * THREADS;
+        to[k] = nullptr;
+        if (i >= total)
+            continue;
+        int64_t row = divide(i, words), col = i - row * words, begin = 0, width = parts.first[1];
+        W *part = parts.p[0];
+#pragma unroll
+        for (int j = 1; j < PIECES; j++)
+            if (j < parts.n && col >= parts.first[j]) {
+                part = parts.p[j];
+                begin = parts.first[j];
+                width = parts.first[j + 1] - begin;
+            }
+        if (!part)
+            continue;
+        W *piece = part + row * width + (col - begin);
+        word[k] = SPLIT ? whole[i] : *piece;
+        to[k] = SPLIT ? piece : whole + i;
+    }
+#pragma unroll
+    for (int k = 0; k < MOVE_UNROLL; k++)
+        if (to[k])
+            *to[k] = word[k];
+}
+
+template <bool SPLIT>
+int columns(const vlai_cuda_call *call, const vlai_cuda_tensor &whole, const vlai_cuda_tensor *part, int n)
+{
+    if (!whole.data || !whole.elements)
+        return 0;
+    int64_t size = (int64_t)vla_dtype_size(whole.dtype), rows = rows_of(whole), bytes = cols_of(whole) * size;
+    size_t bits = (size_t)whole.data | (size_t)bytes | 16;
+    for (int k = 0; k < n; k++) {
+        if (part[k].data && part[k].dtype != whole.dtype)
+            return (int)cudaErrorInvalidValue;
+        bits |= (size_t)part[k].data | (size_t)(cols_of(part[k]) * size);
+    }
+    return with_word(bits, [&](auto w) {
+        using W = decltype(w);
+        pieces<W> parts = {};
+        parts.n = n;
+        for (int k = 0; k < n; k++) {
+            parts.p[k] = (W *)part[k].data;
+            parts.first[k + 1] = parts.first[k] + cols_of(part[k]) * size / (int64_t)sizeof(W);
+        }
+        int64_t words = bytes / (int64_t)sizeof(W), total = rows * words;
+        columns_kernel<W, SPLIT><<<blocks_for(total, MOVE_UNROLL * THREADS), THREADS, 0, stream_of(call)>>>(parts, (W *)whole.data, total, words);
+        return launched();
+    });
+}
+
+int copy_bytes(const vlai_cuda_call *call, void *to, const void *from, int64_t bytes)
+{
+    if (bytes <= 0 || to == from)
+        return 0;
+    return (int)(from ? cudaMemcpyAsync(to, from, (size_t)bytes, cudaMemcpyDeviceToDevice, stream_of(call))
+                      : cudaMemsetAsync(to, 0, (size_t)bytes, stream_of(call)));
+}
+
+/* y[i][j] = x[i][j] s[i], or s[i] alone. Packs of V columns; per_row of them in a row. */
+template <class X, class S, class Y, int V>
+__global__ void __launch_bounds__(THREADS) scale_rows_kernel(const X *x, const S *s, Y *y, int64_t packs, int64_t per_row)
+{
+    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (i >= packs)
+        return;
+    float v[V], factor = to_float(s[divide(i, per_row)]);
+    if (x) {
+        pack<X, V> p;
+        p.load(x + i * V);
+        p.get(v);
+    }
+#pragma unroll
+    for (int k = 0; k < V; k++)
+        v[k] = x ? v[k] * factor : factor;
+    pack<Y, V> p;
+    p.set(v);
+    p.store(y + i * V);
+}
+
+int scale_rows(const vlai_cuda_call *call, const vlai_cuda_tensor *x, const vlai_cuda_tensor &s)
+{
+    const vlai_cuda_tensor &y = call->out[0];
+    if (!y.data || !y.elements)
+        return 0;
+    int64_t cols = cols_of(y);
+    bool vector = cols % 8 == 0 && aligned(y.data) && (!x || aligned(x->data));
+    return with_types(x ? x->dtype : y.dtype, s.dtype, y.dtype, [&](auto tx, auto ts, auto ty) {
+        using X = typename decltype(tx)::is;
+        using S = typename decltype(ts)::is;
+        using Y = typename decltype(ty)::is;
+        auto launch = [&](auto v) {
+            constexpr int V = decltype(v)::value;
+            int64_t packs = y.elements / V;
+            scale_rows_kernel<X, S, Y, V><<<blocks_for(packs, THREADS), THREADS, 0, stream_of(call)>>>(
+                x ? (const X *)x->data : nullptr, (const S *)s.data, (Y *)y.data, packs, cols / V);
+            return launched();
+        };
+        return vector ? launch(std::integral_constant<int, 8>{}) : launch(std::integral_constant<int, 1>{});
+    });
+}
+
+/* What scatter_add_rows keeps in the workspace, in int32: rank [N], order [N], and the span of every result row in
+ * `order`, [R] and [R]. */
+struct scatter_space {
+    int32_t *rank, *order, *first, *end;
+};
+
+size_t scatter_bytes(int64_t n, int64_t rows)
+{
+    return round_256((size_t)n * 4) * 2 + round_256((size_t)rows * 4) * 2;
+}
+
+scatter_space scatter_of(void *workspace, int64_t n, int64_t rows)
+{
+    char *p = (char *)workspace;
+    size_t a = round_256((size_t)n * 4), b = round_256((size_t)rows * 4);
+    return {(int32_t *)p, (int32_t *)(p + a), (int32_t *)(p + 2 * a), (int32_t *)(p + 2 * a + b)};
+}
+
+/* Rows that are dropped sort to the end, as index `rows`. */
+__device__ inline int32_t key_of(int32_t index, int32_t rows, int64_t skip)
+{
+    return index < 0 || index >= rows || index == skip ? rows : index;
+}
+
+enum { RANK_TILE = 1024 };
+
+/* Block (x, y): 256 rows against the y-th tile of rows. */
+__global__ void __launch_bounds__(THREADS) rank_kernel(const int32_t *index, int32_t *rank, int32_t n, int32_t rows, int64_t skip)
+{
+    __shared__ int32_t tile[RANK_TILE];
+    int32_t i = (int32_t)(blockIdx.x * THREADS + threadIdx.x), first = (int32_t)(blockIdx.y * RANK_TILE);
+    int32_t count = n - first < RANK_TILE ? n - first : (int32_t)RANK_TILE;
+    for (int32_t j = threadIdx.x; j < RANK_TILE; j += THREADS)
+        tile[j] = j < count ? key_of(index[first + j], rows, skip) : INT32_MAX;
+    __syncthreads();
+    if (i >= n)
+        return;
+    int32_t key = key_of(index[i], rows, skip), earlier = i - first, before = 0;
+#pragma unroll 8
+    for (int32_t j = 0; j < RANK_TILE; j++)
+        before += tile[j] < key || (tile[j] == key && j < earlier);
+    if (before)
+        atomicAdd(rank + i, before);
+}
+
+__global__ void order_kernel(const int32_t *rank, int32_t *order, int32_t n)
+{
+    int32_t i = (int32_t)(blockIdx.x * blockDim.x + threadIdx.x);
+    if (i < n)
+        order[rank[i]] = i;
+}
+
+__global__ void span_kernel(const int32_t *index, const int32_t *order, int32_t *first, int32_t *end, int32_t n, int32_t rows, int64_t skip)
+{
+    int32_t p = (int32_t)(blockIdx.x * blockDim.x + threadIdx.x);
+    if (p >= n)
+        return;
+    int32_t key = key_of(index[order[p]], rows, skip);
+    if (key == rows)
+        return;
+    if (p == 0 || key_of(index[order[p - 1]], rows, skip) != key)
+        first[key] = p;
+    if (p == n - 1 || key_of(index[order[p + 1]], rows, skip) != key)
+        end[key] = p + 1;
+}
+
+template <class X, class Y, int V>
+__global__ void __launch_bounds__(THREADS)
+    scatter_kernel(const X *x, const int32_t *order, const int32_t *first, const int32_t *end, Y *y, int64_t packs, int64_t per_row)
+{
+    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (i >= packs)
+        return;
+    int64_t row = divide(i, per_row), col = (i - row * per_row) * V;
+    float sum[V] = {0};
+    int32_t p = first[row], last = end[row];
+    for (; p + 4 <= last; p += 4) {
+        pack<X, V> part[4];
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            part[k].load(x + (int64_t)order[p + k] * per_row * V + col);
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            float v[V];
+            part[k].get(v);
+#pragma unroll
+            for (int c = 0; c < V; c++)
+                sum[c] += v[c];
+        }
+    }
+    for (; p < last; p++) {
+        pack<X, V> part;
+        float v[V];
+        part.load(x + (int64_t)order[p] * per_row * V + col);
+        part.get(v);
+#pragma unroll
+        for (int c = 0; c < V; c++)
+            sum[c] += v[c];
+    }
+    pack<Y, V> result;
+    result.set(sum);
+    result.store(y + i * V);
+}
+
+} // namespace
+
+NO_WORKSPACE(gather_rows)
+NO_WORKSPACE(merge_rows)
+NO_WORKSPACE(split_cols)
+NO_WORKSPACE(concat_cols)
+NO_WORKSPACE(slice_rows)
+NO_WORKSPACE(pad_rows)
+NO_WORKSPACE(concat_rows)
+NO_WORKSPACE(mul_rows)
+NO_WORKSPACE(expand_cols)
+NO_WORKSPACE(expand_rows)
+
+extern "C" int vlai_cuda_gather_rows(const vlai_cuda_call *call)
+{
+    const vlai_cuda_tensor &x = call->in[0], &index = call->in[1], &y = call->out[0];
+    if (x.dtype != y.dtype)
+        return (int)cudaErrorInvalidValue;
+    int64_t bytes = cols_of(y) * (int64_t)vla_dtype_size(y.dtype);
+    from_index from = {(const char *)x.data, (const int32_t *)index.data, rows_of(x), bytes};
+    return move_rows(call, y.data, rows_of(y), bytes, (size_t)x.data, from);
+}
+
+extern "C" size_t vlai_cuda_workspace_put_rows(const vla_graph *g, const vlai_node *node)
+{
+    return round_256((size_t)operand_of(g, node, 0).shape[0] * sizeof(int32_t));
+}
+
+extern "C" size_t vlai_cuda_workspace_zero_rows(const vla_graph *g, const vlai_node *node)
+{
+    return vlai_cuda_workspace_put_rows(g, node);
+}
+
+extern "C" int vlai_cuda_put_rows(const vlai_cuda_call *call)
+{
+    return put(call);
+}
+
+extern "C" int vlai_cuda_zero_rows(const vlai_cuda_call *call)
+{
+    return put(call);
+}
+
+extern "C" int vlai_cuda_merge_rows(const vlai_cuda_call *call)
+{
+    const vlai_cuda_tensor &a = call->in[0], &b = call->in[1], &map = call->in[2], &y = call->out[0];
+    if (a.dtype != y.dtype || b.dtype != y.dtype)
+        return (int)cudaErrorInvalidValue;
+    int64_t bytes = cols_of(y) * (int64_t)vla_dtype_size(y.dtype);
+    from_map from = {(const char *)a.data, (const char *)b.data, (const int32_t *)map.data, rows_of(a), rows_of(b), bytes};
+    return move_rows(call, y.data, rows_of(y), bytes, (size_t)a.data | (size_t)b.data, from);
+}
+
+extern "C" int vlai_cuda_split_cols(const vlai_cuda_call *call)
+{
+    vlai_cuda_tensor part[PIECES];
+    int n = call->node->attrs.split.n;
+    for (int k = 0; k < n; k++) {
+        part[k] = call->out[k];
+        part[k].rank = 2; /* the width counts also where the result is unread */
+        part[k].shape[1] = call->node->attrs.split.widths[k];
+    }
+    return columns<true>(call, call->in[0], part, n);
+}
+
+extern "C" int vlai_cuda_concat_cols(const vlai_cuda_call *call)
+{
+    return columns<false>(call, call->out[0], call->in, call->node->n_inputs);
+}
+
+extern "C" int vlai_cuda_slice_rows(const vlai_cuda_call *call)
+{
+    const vlai_cuda_tensor &x = call->in[0], &y = call->out[0];
+    if (!y.data || !y.elements)
+        return 0;
+    if (x.dtype != y.dtype)
+        return (int)cudaErrorInvalidValue;
+    int64_t size = (int64_t)vla_dtype_size(y.dtype);
+    return copy_bytes(call, y.data, (const char *)x.data + call->node->attrs.slice.first * cols_of(x) * size, y.elements * size);
+}
+
+extern "C" int vlai_cuda_pad_rows(const vlai_cuda_call *call)
+{
+    const vlai_cuda_tensor &x = call->in[0], &y = call->out[0];
+    if (!y.data || !y.elements)
+        return 0;
+    if (x.dtype != y.dtype)
+        return (int)cudaErrorInvalidValue;
+    int64_t size = (int64_t)vla_dtype_size(y.dtype), first = call->node->attrs.slice.first * cols_of(x) * size;
+    int64_t bytes = x.elements * size;
+    char *to = (char *)y.data;
+    int status = copy_bytes(call, to, nullptr, first);
+    if (!status)
+        status = copy_bytes(call, to + first, x.data, bytes);
+    return status ? status : copy_bytes(call, to + first + bytes, nullptr, y.elements * size - first - bytes);
+}
+
+extern "C" int vlai_cuda_concat_rows(const vlai_cuda_call *call)
+{
+    const vlai_cuda_tensor &a = call->in[0], &b = call->in[1], &y = call->out[0];
+    if (!y.data)
+        return 0;
+    if (a.dtype != y.dtype || b.dtype != y.dtype)
+        return (int)cudaErrorInvalidValue;
+    int64_t size = (int64_t)vla_dtype_size(y.dtype);
+    int status = copy_bytes(call, y.data, a.data, a.elements * size);
+    return status ? status : copy_bytes(call, (char *)y.data + a.elements * size, b.data, b.elements * size);
+}
+
+extern "C" int vlai_cuda_expand_rows(const vlai_cuda_call *call)
+{
+    const vlai_cuda_tensor &x = call->in[0], &y = call->out[0];
+    if (x.dtype != y.dtype)
+        return (int)cudaErrorInvalidValue;
+    return move_rows(call, y.data, rows_of(y), cols_of(y) * (int64_t)vla_dtype_size(y.dtype), (size_t)x.data,
+                     from_same{(const char *)x.data});
+}
+
+extern "C" int vlai_cuda_mul_rows(const vlai_cuda_call *call)
+{
+    return scale_rows(call, &call->in[0], call->in[1]);
+}
+
+extern "C" int vlai_cuda_expand_cols(const vlai_cuda_call *call)
+{
+    return scale_rows(call, nullptr, call->in[0]);
+}
+
+extern "C" size_t vlai_cuda_workspace_scatter_add_rows(const vla_graph *g, const vlai_node *node)
+{
+    return scatter_bytes(operand_of(g, node, 0).shape[0], node->attrs.rows.rows);
+}
+
+extern "C" int vlai_cuda_scatter_add_rows(const vlai_cuda_call *call)
+{
+    const vlai_cuda_tensor &x = call->in[0], &index = call->in[1], &y = call->out[0];
+    if (!y.data || !y.elements)
+        return 0;
+    int64_t n = rows_of(x), rows = rows_of(y), cols = cols_of(y), skip = call->node->attrs.rows.skip;
+    cudaStream_t stream = stream_of(call);
+    if (n == 0)
+        return copy_bytes(call, y.data, nullptr, y.elements * (int64_t)vla_dtype_size(y.dtype));
+    scatter_space s = scatter_of(call->workspace, n, rows);
+    const int32_t *at = (const int32_t *)index.data;
+    cudaError_t status = cudaMemsetAsync(s.rank, 0, scatter_bytes(n, rows), stream);
+    if (status != cudaSuccess)
+        return (int)status;
+    dim3 grid(blocks_for(n, THREADS), blocks_for(n, RANK_TILE));
+    rank_kernel<<<grid, THREADS, 0, stream>>>(at, s.rank, (int32_t)n, (int32_t)rows, skip);
+    order_kernel<<<blocks_for(n, THREADS), THREADS, 0, stream>>>(s.rank, s.order, (int32_t)n);
+    span_kernel<<<blocks_for(n, THREADS), THREADS, 0, stream>>>(at, s.order, s.first, s.end, (int32_t)n, (int32_t)rows, skip);
+    bool vector = cols % 8 == 0 && aligned(x.data) && aligned(y.data);
+    return with_types(x.dtype, y.dtype, [&](auto tx, auto ty) {
+        using X = typename decltype(tx)::is;
+        using Y = typename decltype(ty)::is;
+        auto launch = [&](auto v) {
+            constexpr int V = decltype(v)::value;
+            int64_t packs = y.elements / V;
+            scatter_kernel<X, Y, V><<<blocks_for(packs, THREADS), THREADS, 0, stream>>>((const X *)x.data, s.order, s.first, s.end,
+                                                                                      (Y *)y.data, packs, cols / V);
+            return launched();
+        };
+        return vector ? launch(std::integral_constant<int, 8>{}) : launch(std::integral_constant<int, 1>{});
+    });
+}
