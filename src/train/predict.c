@@ -5,6 +5,7 @@
 #include "base/io.h"
 #include "base/json.h"
 #include "base/memory.h"
+#include "data/norm_stats.h"
 #include "format/safetensors.h"
 #include "model/wallx_layout.h"
 #include "text/prompt.h"
@@ -188,77 +189,118 @@ static vla_status choose_episodes(vlai_predict *p, vla_error *err)
     return chosen ? VLA_OK : vlai_fail(err, VLA_E_INVALID, "%s: no episode to evaluate", p->root);
 }
 
-vla_status vlai_predict_columns(vlai_predict *p, int64_t action_row, int64_t state_row, float *out, vla_error *err)
+/* The data set holds angles where the layout has 6D rotations. */
+static bool has_angles(const vlai_predict *p)
 {
-    const vlai_contract *c = &p->contract;
-    int64_t columns = vlai_layout_to_six(&c->dof, p->actions + action_row * p->action_dims, p->action_dims, out);
-    if (!c->dof.relative)
-        return VLA_OK;
-    int64_t dims = vlai_layout_to_six(&c->pos, p->states + state_row * p->state_dims, p->state_dims, p->row_state);
-    return vlai_layout_relative(&c->dof, out, columns, p->row_state, dims, err);
+    const vlai_layout *dof = &p->contract.dof;
+    return dof->six && p->action_dims == dof->euler;
 }
 
-/* What always predicting one action would say: the mean of the training episodes, each row seen from its own state. */
+vla_status vlai_predict_back(vlai_predict *p, const float *drawn, int64_t row, float *out, vla_error *err)
+{
+    const vlai_contract *c = &p->contract;
+    vlai_model_unnormalise(&c->action, drawn, p->model_columns, true, p->row_model);
+    if (c->dof.relative) {
+        int64_t dims = vlai_layout_to_six(&c->pos, p->states + row * p->state_dims, p->state_dims, p->row_state);
+        VLA_TRY(vlai_layout_absolute(&c->dof, p->row_model, p->model_columns, p->row_state, dims, err));
+    }
+    if (has_angles(p))
+        vlai_layout_from_six(&c->dof, p->row_model, p->model_columns, out);
+    else
+        memcpy(out, p->row_model, (size_t)p->action_dims * sizeof *out);
+    return VLA_OK;
+}
+
+/* What always predicting one action would say: the mean over the training episodes. */
 static vla_status find_mean(vlai_predict *p, vla_error *err)
 {
     int64_t columns = p->result.columns, rows = 0, episodes = vla_dataset_info_get(p->set)->episodes;
     double *sum = vlai_calloc((size_t)columns, sizeof *sum);
-    float *row = vlai_array((size_t)(p->contract.dof.width + p->action_dims), sizeof *row);
-    vla_status status = sum && row ? VLA_OK : vlai_nomem(err, (size_t)columns * sizeof *sum);
+    if (!sum)
+        return vlai_nomem(err, (size_t)columns * sizeof *sum);
     for (int pass = 0; pass < 2 && !rows; pass++) /* second: nothing trains, as with all episodes held out */
         for (int64_t e = 0; e < episodes; e++) {
             const vla_episode *episode = vla_dataset_episode(p->set, e);
             if (pass == 0 && is_held_out(p, episode->index, e))
                 continue;
-            for (int64_t r = episode->first_row; status == VLA_OK && r < episode->first_row + episode->length; r++, rows++) {
-                status = vlai_predict_columns(p, r, r, row, err);
+            for (int64_t r = episode->first_row; r < episode->first_row + episode->length; r++, rows++)
                 for (int64_t i = 0; i < columns; i++)
-                    sum[i] += row[i];
-            }
+                    sum[i] += p->actions[r * columns + i];
         }
     for (int64_t i = 0; i < columns && rows; i++)
         p->mean[i] = (float)(sum[i] / (double)rows);
     p->result.training_rows = rows;
     vlai_free(sum);
-    vlai_free(row);
-    return status;
+    return VLA_OK;
 }
 
-/* The data set's names where its columns are the model's, else those of the layout. */
+/* The range that half ranges count in: that of training where the columns are the model's, else the data set's own. */
+static vla_status find_units(vlai_predict *p, vla_error *err)
+{
+    const vlai_contract *c = &p->contract;
+    vlai_norm own = {0};
+    if (c->dof.relative || has_angles(p)) {
+        const vlai_norm_request request = {.state_key = c->state_key, .action_key = c->action_key, .threads = p->options.threads};
+        json_t *stats;
+        VLA_TRY(vlai_norm_stats(p->set, &request, &stats, err));
+        vla_status status = vlai_norm_parse(json_object_get(stats, "norm_stats"), c->action_key, p->root, &own, err);
+        json_decref(stats);
+        VLA_TRY(status);
+    }
+    const vlai_norm *n = own.dims ? &own : &c->action;
+    for (int64_t i = 0; i < p->result.columns; i++) {
+        double delta = i < n->dims ? fabs((double)n->delta[i]) : 0;
+        p->unit[i] = delta > 0 ? 2 / delta : 0;
+    }
+    vlai_norm_fini(&own);
+    return VLA_OK;
+}
+
+/* The data set's names where it gives them, else those of the layout; and which columns are angles. */
 static void name_columns(vlai_predict *p)
 {
     const vla_feature *feature = vla_dataset_find(p->set, p->contract.action_key);
-    bool given = feature && feature->name_count == p->result.columns && p->result.columns == p->action_dims;
-    for (int64_t i = 0; i < p->result.columns; i++) {
-        int64_t within = 0;
-        const char *part = vlai_layout_name(&p->contract.dof, i, &within);
-        if (given)
-            snprintf(p->labels[i], sizeof p->labels[i], "%.95s", feature->names[i]);
-        else
-            snprintf(p->labels[i], sizeof p->labels[i], "%.80s.%" PRId64, part, within);
+    int64_t columns = p->result.columns, at = 0;
+    bool given = feature && feature->name_count == columns;
+    for (int64_t i = 0; i < columns; i++) {
+        snprintf(p->labels[i], sizeof p->labels[i], "%.95s", given ? feature->names[i] : "action");
         p->names[i] = p->labels[i];
+    }
+    for (int k = 0; k < p->contract.dof.count; k++) {
+        const vlai_layout_part *part = &p->contract.dof.parts[k];
+        int64_t width = part->skipped ? 0 : part->six && has_angles(p) ? 3 : part->dim;
+        bool angle = part->rotation && width == 3 && (part->six || part->relative);
+        for (int64_t i = 0; i < width && at < columns; i++, at++) {
+            p->angle[at] = angle;
+            if (!given)
+                snprintf(p->labels[at], sizeof p->labels[at], "%.70s.%" PRId64, part->name, i);
+        }
     }
 }
 
 static vla_status make_columns(vlai_predict *p, vla_error *err)
 {
-    const vlai_layout *dof = &p->contract.dof;
     vlai_predict_result *r = &p->result;
     r->horizon = p->contract.horizon;
-    r->columns = dof->six && p->action_dims == dof->euler ? dof->width : p->action_dims;
+    r->columns = p->action_dims;
+    p->model_columns = has_angles(p) ? p->contract.dof.width : p->action_dims;
     size_t n = (size_t)r->columns;
     p->row_state = vlai_array((size_t)(p->contract.pos.width + p->state_dims), sizeof *p->row_state);
+    p->row_model = vlai_array((size_t)p->model_columns, sizeof *p->row_model);
+    p->unit = vlai_calloc(n, sizeof *p->unit);
+    p->angle = vlai_calloc(n, sizeof *p->angle);
     p->labels = vlai_calloc(n, sizeof *p->labels);
     p->names = vlai_calloc(n, sizeof *p->names);
     p->mean = vlai_calloc(n, sizeof *p->mean);
     r->dims = vlai_calloc(n, sizeof *r->dims);
     r->steps = vlai_calloc((size_t)r->horizon, sizeof *r->steps);
     r->episodes = vlai_calloc((size_t)r->episode_count, sizeof *r->episodes);
-    if (!p->row_state || !p->labels || !p->names || !p->mean || !r->dims || !r->steps || !r->episodes)
+    if (!p->row_state || !p->row_model || !p->unit || !p->angle || !p->labels || !p->names || !p->mean || !r->dims || !r->steps || !r->episodes)
         return vlai_nomem(err, n * sizeof *p->labels);
     r->names = p->names;
     r->mean_action = p->mean;
     name_columns(p);
+    VLA_TRY(find_units(p, err));
     return find_mean(p, err);
 }
 
@@ -403,6 +445,9 @@ void vlai_predict_destroy(vlai_predict *p)
     json_decref(p->state);
     vla_checkpoint_close(p->checkpoint);
     vlai_free(p->row_state);
+    vlai_free(p->row_model);
+    vlai_free(p->unit);
+    vlai_free(p->angle);
     vlai_free(p->episodes);
     vlai_free(p->numbers);
     vlai_free(p->chunks);

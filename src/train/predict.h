@@ -11,8 +11,8 @@
  * Samples are made by the code that training uses, under the contract that the checkpoint recorded; a data set, processor or
  * configuration that does not keep it is refused. Errors are in the units of the data set's action column: over each
  * dimension, each step of the horizon, and all. Where the layout rewrites columns (6D rotations, actions relative to the
- * state) they are in the rewritten ones. Beside them stands what the mean action of the training episodes would have got
- * on the same frames.
+ * state) predictions are brought back first; angles of such columns differ by their way around the circle. Beside them stands
+ * what the mean action of the training episodes would have got on the same frames.
  *
  * Noise is a function of (seed, episode, frame): neither batch size nor the choice of episodes changes a prediction.
  * Ownership: the options' strings are borrowed while the object lives. Threads: one caller. */

@@ -34,7 +34,10 @@ struct vlai_predict {
     /* numbers of the data set */
     const float *states, *actions;
     int64_t state_dims, action_dims;
-    float *row_state; /* one state in the model's columns */
+    int64_t model_columns;       /* of an action as the model has it, without padding */
+    float *row_state, *row_model; /* one state and one action in the model's columns */
+    double *unit;                /* [columns] half ranges per unit; 0 for a constant column, which has no scale */
+    bool *angle;                 /* [columns] comes back through a rotation matrix */
     /* the evaluated frames, and the memory of the results */
     int64_t *episodes; /* places in the set */
     int64_t *numbers;
@@ -46,9 +49,8 @@ struct vlai_predict {
     vlai_text notes;
 };
 
-/* Columns of one recorded action row as the model has them: 6D, relative to `state_row`'s state. `out` has room for the
- * layout's width and the data's. */
-vla_status vlai_predict_columns(vlai_predict *p, int64_t action_row, int64_t state_row, float *out, vla_error *err);
+/* One action of the model, normalised, predicted at `row`, in the data set's columns. */
+vla_status vlai_predict_back(vlai_predict *p, const float *drawn, int64_t row, float *out, vla_error *err);
 int64_t vlai_predict_horizon(const vlai_predict *p);
 
 #endif

@@ -82,28 +82,25 @@ static vla_status sample_group(vlai_predict *p, group *g, int64_t first, vla_err
         float *to = p->chunks + 2 * (size_t)(first + k) * (size_t)(r->horizon * r->columns);
         for (int64_t h = 0; h < r->horizon; h++) {
             const float *drawn = g->drawn + k * chunk + h * width;
-            vlai_model_unnormalise(&c->action, drawn, r->columns, true, to + h * r->columns);
-            for (int64_t i = 0; i < r->columns && status == VLA_OK; i++)
+            const vlai_predict_frame *f = &r->frames[first + k];
+            for (int64_t i = 0; i < p->model_columns && status == VLA_OK; i++)
                 if (!isfinite(drawn[i]))
-                    status = vlai_fail(err, VLA_E_NONFINITE, "the prediction of episode %lld, frame %lld is not finite ('%s', step %lld)",
-                                       (long long)p->numbers[r->frames[first + k].episode],
-                                       (long long)r->frames[first + k].frame, r->names[i], (long long)h);
+                    status = vlai_fail(err, VLA_E_NONFINITE, "the prediction of episode %lld, frame %lld is not finite (column %lld, step %lld)",
+                                       (long long)p->numbers[f->episode], (long long)f->frame, (long long)i, (long long)h);
+            if (status == VLA_OK)
+                status = vlai_predict_back(p, drawn, f->row, to + h * r->columns, err);
         }
     }
     vlai_free(padding);
     return status;
 }
 
-static vla_status read_recorded(vlai_predict *p, int64_t at, float *row, vla_error *err)
+static void read_recorded(vlai_predict *p, int64_t at)
 {
     const vlai_predict_result *r = &p->result;
     const vlai_predict_frame *f = &r->frames[at];
     float *to = p->chunks + (2 * (size_t)at + 1) * (size_t)(r->horizon * r->columns);
-    for (int64_t h = 0; h < f->known; h++) {
-        VLA_TRY(vlai_predict_columns(p, f->row + h, f->row, row, err));
-        memcpy(to + h * r->columns, row, (size_t)r->columns * sizeof *row);
-    }
-    return VLA_OK;
+    memcpy(to, p->actions + f->row * r->columns, (size_t)(f->known * r->columns) * sizeof *to);
 }
 
 /* ---- sums ---- */
@@ -126,12 +123,12 @@ static void finish(vlai_predict_error *e)
     e->mean_mse /= n;
 }
 
-/* Half ranges per unit; 0 for a constant column, which has no scale to measure in. */
-static double unit_of(const vlai_predict *p, int64_t column)
+/* Of an angle: the shorter way around. */
+static double apart(const vlai_predict *p, int64_t column, double a, double b)
 {
-    const vlai_norm *n = &p->contract.action;
-    double delta = column < n->dims ? fabs((double)n->delta[column]) : 0;
-    return delta > 0 ? 2 / delta : 0;
+    const double turn = 6.283185307179586;
+    double d = a - b;
+    return p->angle[column] ? d - turn * rint(d / turn) : d;
 }
 
 static void sum_up(vlai_predict *p)
@@ -142,13 +139,14 @@ static void sum_up(vlai_predict *p)
         for (int64_t h = 0; h < f->known; h++)
             for (int64_t i = 0; i < r->columns; i++) {
                 double recorded = f->recorded[h * r->columns + i];
-                double difference = f->predicted[h * r->columns + i] - recorded, of_mean = p->mean[i] - recorded;
+                double difference = apart(p, i, f->predicted[h * r->columns + i], recorded);
+                double of_mean = apart(p, i, p->mean[i], recorded);
                 add(&r->dims[i], difference, of_mean, 1);
                 add(&r->steps[h], difference, of_mean, 1);
                 add(&r->episodes[f->episode], difference, of_mean, 1);
                 add(&r->all, difference, of_mean, 1);
-                if (unit_of(p, i) > 0)
-                    add(&r->unit, difference, of_mean, unit_of(p, i));
+                if (p->unit[i] > 0)
+                    add(&r->unit, difference, of_mean, p->unit[i]);
             }
     }
     for (int64_t i = 0; i < r->columns; i++)
@@ -168,13 +166,11 @@ vla_status vlai_predict_run(vlai_predict *p, vla_error *err)
     group g = {0};
     int64_t size = p->options.batch < r->frame_count ? p->options.batch : r->frame_count;
     size_t chunk = (size_t)(r->horizon * vlai_contract_action_width(&p->contract));
-    float *row = vlai_array((size_t)(p->contract.dof.width + p->action_dims), sizeof *row);
-    vla_status status = row ? group_make(&g, size, chunk, err) : vlai_nomem(err, sizeof *row);
+    vla_status status = group_make(&g, size, chunk, err);
     for (int64_t first = 0; status == VLA_OK && first < r->frame_count; first += g.count) {
         for (g.count = 0; status == VLA_OK && g.count < size && first + g.count < r->frame_count; g.count++) {
             status = read_slot(p, &r->frames[first + g.count], &g.slots[g.count], err);
-            if (status == VLA_OK)
-                status = read_recorded(p, first + g.count, row, err);
+            read_recorded(p, first + g.count);
         }
         if (status == VLA_OK)
             status = sample_group(p, &g, first, err);
@@ -182,7 +178,6 @@ vla_status vlai_predict_run(vlai_predict *p, vla_error *err)
             p->options.progress(p->options.user, first + g.count, r->frame_count);
     }
     group_fini(&g);
-    vlai_free(row);
     VLA_TRY(status);
     sum_up(p);
     r->seconds = vlai_now() - began;

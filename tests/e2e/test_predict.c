@@ -190,6 +190,73 @@ static void swaps_and_weights_change_predictions(void **state)
         vlai_predict_destroy(p[i]);
 }
 
+/* Predictions of the run `name`, trained for one step at rate 0 from `weights` with another action layout. */
+static vlai_predict *with_layout(const char *name, const char *layout, const char *weights, const char *stats)
+{
+    assert_int_equal(run("train --config " DEMO_CONFIG " --hyperparams.batch_size_per_gpu=4 --training.threads=2 --stop-at 1 "
+                         "--hyperparams.optimizer.learning_rate=0 --checkpoint.save_path=%s '--task.dof_config=%s' "
+                         "--checkpoint.resume_from=%s/model.safetensors --data.norm_stats_path=%s", name, layout, weights, stats), 0);
+    vlai_predict_options o = VLAI_PREDICT_DEFAULT;
+    o.checkpoint = at(name);
+    return predict(o);
+}
+
+/* Two runs whose models see the same numbers: what one predicts as actions, the other predicts relative to the state. */
+static void relative_actions_come_back(void **state)
+{
+    (void)state;
+    vlai_predict *p = with_layout("plain", "{ee_position: 2, gripper: 1}", "start", "norm_stats.json"),
+                 *q = with_layout("relative", "{ee_position_relative: 2, gripper: 1}", "start", "norm_stats.json");
+    const vlai_predict_result *a = vlai_predict_get(p), *b = vlai_predict_get(q);
+    vla_dataset *set;
+    const float *states;
+    int64_t dim;
+    assert_ok(vla_dataset_open(at("data"), NULL, &set, &err), err);
+    assert_ok(vla_dataset_numbers(set, "observation.state", &states, &dim, &err), err);
+    assert_int_equal(a->frame_count, b->frame_count);
+    double moved = 0;
+    for (int64_t k = 0; k < a->frame_count; k++)
+        for (int i = 0; i < 12; i++) {
+            double at_state = i % 3 < 2 ? states[a->frames[k].row * dim + i % 3] : 0;
+            assert_true(fabs(b->frames[k].predicted[i] - a->frames[k].predicted[i] - at_state) < 1e-6);
+            assert_true(b->frames[k].recorded[i] == a->frames[k].recorded[i]);
+            moved = fmax(moved, fabs(at_state));
+        }
+    assert_true(moved > 0.1);
+    assert_true(a->all.mean_l1 == b->all.mean_l1);
+    vla_dataset_close(set);
+    vlai_predict_destroy(p);
+    vlai_predict_destroy(q);
+}
+
+/* A layout of one 6D rotation over three angles: six numbers in the model, three in the result. */
+static void six_dimensions_come_back(void **state)
+{
+    (void)state;
+    static const char layout[] = "{arm_rotation_6D: 6}";
+    assert_int_equal(run("norm-stats --train_config " DEMO_CONFIG " '--task.dof_config=%s' --output_path six.json", layout), 0);
+    assert_true(output_has("action: 6 dims"));
+    assert_int_equal(run("init start6 --preset demo --action-dim 6 --state-dim 3"), 0);
+    vlai_predict *p = with_layout("six", layout, "start6", "six.json");
+    const vlai_predict_result *r = vlai_predict_get(p);
+    assert_int_equal(r->columns, 3);
+    vla_dataset *set;
+    const float *actions;
+    int64_t dim;
+    assert_ok(vla_dataset_open(at("data"), NULL, &set, &err), err);
+    assert_ok(vla_dataset_numbers(set, "action", &actions, &dim, &err), err);
+    double worst = 0;
+    for (int64_t k = 0; k < r->frame_count; k++)
+        for (int64_t i = 0; i < 3 * r->frames[k].known; i++) {
+            assert_true(r->frames[k].recorded[i] == actions[r->frames[k].row * dim + i]);
+            assert_true(fabsf(r->frames[k].predicted[i]) <= 3.1415928f);
+            worst = fmax(worst, fabs((double)r->frames[k].predicted[i] - r->frames[k].recorded[i]));
+        }
+    assert_true(r->all.l1 <= 3.1415927 && r->all.l1 > 0 && worst > r->all.l1 && r->unit.l1 > 0);
+    vla_dataset_close(set);
+    vlai_predict_destroy(p);
+}
+
 static void writes_files_that_can_be_read(void **state)
 {
     (void)state;
@@ -274,7 +341,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(compares_what_was_recorded),    cmocka_unit_test(a_batch_changes_nothing),
-        cmocka_unit_test(swaps_and_weights_change_predictions), cmocka_unit_test(writes_files_that_can_be_read),
+        cmocka_unit_test(swaps_and_weights_change_predictions), cmocka_unit_test(relative_actions_come_back),
+        cmocka_unit_test(six_dimensions_come_back),      cmocka_unit_test(writes_files_that_can_be_read),
         cmocka_unit_test(says_what_is_wrong),
     };
     return cmocka_run_group_tests_name("predict", tests, make_run, remove_run);
