@@ -137,9 +137,13 @@ static vla_status read_tasks(table *t, vlai_parquet *file, size_t first, vla_err
     const vlai_parquet_column *column = vlai_parquet_find(file, "tasks");
     vlai_parquet_values v;
     vla_error inner = VLA_ERROR_INIT;
-    if (!column || vlai_parquet_read(file, column, 0, vlai_parquet_rows(file), VLAI_PARQUET_TEXT, &v, &inner) != VLA_OK)
+    if (!column)
+        return VLA_OK;
+    vla_status status = vlai_parquet_read(file, column, 0, vlai_parquet_rows(file), VLAI_PARQUET_TEXT, &v, &inner);
+    if (status == VLA_E_NOMEM)
+        return vlai_fail(err, status, "%s", inner.message);
+    if (status != VLA_OK)
         return VLA_OK; /* the frames' task_index decides; this list is only a summary */
-    vla_status status = VLA_OK;
     for (int64_t r = 0; r < v.rows && status == VLA_OK && first + (size_t)r < t->count; r++) {
         vlai_episode_row *row = &t->rows[first + (size_t)r];
         int64_t n = v.offsets[r + 1] - v.offsets[r];

@@ -3,9 +3,11 @@
 
 #include "data/check.h"
 
+static char last[1024]; /* sentence of the newest finding, for the message of a failure */
+
 static void count_finding(const vlai_finding *finding, void *user)
 {
-    (void)finding;
+    vlai_finding_text(finding, last, sizeof last);
     ++*(int64_t *)user;
 }
 
@@ -23,7 +25,7 @@ static vla_status check(void *user, vla_error *err)
         set = user;
     }
     if (status == VLA_OK && told != whole)
-        fail_msg("%s: %lld findings instead of %lld, without an error", set, (long long)told, (long long)whole);
+        fail_msg("%s: %lld findings instead of %lld, without an error; the last is: %s", set, (long long)told, (long long)whole, last);
     return status;
 }
 
