@@ -478,6 +478,28 @@ static void sidecar(void **state)
         assert_float_equal(data[dim], first, 0);
         vla_dataset_close(set);
     }
+    /* A sidecar that cannot be written, at any place, is only missing: the set opens the same, and once more after it. */
+    uint64_t writes = 0;
+    for (uint64_t n = 1;; n++) {
+        vla_error err = VLA_ERROR_INIT;
+        assert_ok(vlai_remove_tree(cache, &err), err);
+        for (int pass = 0; pass < 2; pass++) {
+            vla_dataset *set;
+            const float *data;
+            int64_t dim;
+            vlai_io_fail_nth(pass ? 0 : n);
+            assert_ok(vla_dataset_open(root, &options, &set, &err), err);
+            assert_ok(vla_dataset_numbers(set, "observation.state", &data, &dim, &err), err);
+            writes = pass ? writes : vlai_io_fail_nth(0);
+            assert_string_equal(vla_dataset_info_get(set)->digest, digest);
+            assert_float_equal(data[dim], first, 0);
+            vla_dataset_close(set);
+        }
+        if (writes < n) {
+            assert_true(n > 4); /* two files of several writes each */
+            break;
+        }
+    }
 }
 
 static int remove_scratch(void **state)
