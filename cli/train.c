@@ -368,7 +368,9 @@ static vla_status train(view *v, const request *q, const vlai_config *config, vl
         status = say_memory(v, trainer, err);
     if (status == VLA_OK)
         status = vla_trainer_run(trainer, err);
-    erase(v);
+    if (v->drawn)
+        puts(""); /* the last status line stays */
+    v->drawn = 0;
     vla_trainer_destroy(trainer);
     vlai_wallx_task_close(task);
     return status;

@@ -46,6 +46,7 @@ struct vla_trainer {
     int64_t slot_count;
     bool ready;
     double stall, flops, last_end;
+    double usual_seconds; /* of a step: a running mean, for the time left */
 };
 
 static int64_t steps_per_epoch(const vla_trainer *t)
@@ -502,7 +503,8 @@ static void fill_record(vla_trainer *t, vla_record *r)
     r->stall_seconds = t->stall;
     r->samples_per_second = (double)step_samples / r->step_seconds;
     r->teraflops = 1e-12 * t->flops / r->step_seconds;
-    r->eta_seconds = r->step_seconds * (double)(r->steps - t->progress.step);
+    t->usual_seconds = t->usual_seconds > 0 ? 0.95 * t->usual_seconds + 0.05 * r->step_seconds : r->step_seconds;
+    r->eta_seconds = t->usual_seconds * (double)(r->steps - t->progress.step);
     r->resident = vlai_resident_bytes();
     r->step = t->progress.step;
     r->samples = t->progress.samples;

@@ -259,6 +259,32 @@ static void launchers_run(void **state)
     }
 }
 
+/* Weights with more rows of vocabulary than the tokenizer has tokens, in several files: the rows come from the tensor, at
+ * the cold start and when the run goes on. */
+static void vocabulary_of_the_weights(void **state)
+{
+    (void)state;
+    tiny_must("init wide --preset demo --train-config tiny.yml --hidden 32 --layers 2 --intermediate 48 --action-hidden 16 "
+              "--action-intermediate 24 --vision-hidden 32 --vision-intermediate 48 --vocab 900 --shard-gb 0.0001");
+    const char *from[] = {"wide", "wide/model.safetensors.index.json"};
+    for (int i = 0; i < 2; i++) {
+        char arguments[512];
+        snprintf(arguments, sizeof arguments, "train --config tiny.yml --checkpoint.save_path=rows%d --checkpoint.resume_from=%s "
+                 "--stop-at 4", i, from[i]);
+        tiny_must(arguments);
+        tiny_said("embedding rows: 900");
+        snprintf(arguments, sizeof arguments, "train --config tiny.yml --checkpoint.save_path=rows%d --resume --stop-at 8", i);
+        tiny_must(arguments);
+        tiny_said("embedding rows: 900");
+        tiny_said("global_step: 4");
+    }
+    assert_same_run("rows0", "rows1", "0_8");
+    tiny_must("inspect checkpoint rows0/0_8 --tensors");
+    tiny_said("model.embed_tokens.weight                                                F32 [900, 32]");
+    /* and another layout of actions than theirs is an error that says how wide they are */
+    assert_int_equal(tiny_run(NULL, "train --config tiny.yml --task.dof_config={a:5}"), 2);
+}
+
 static void inspection(void **state)
 {
     (void)state;
@@ -283,7 +309,7 @@ int main(void)
         cmocka_unit_test(a_run_and_its_folder), cmocka_unit_test(resume_is_exact), cmocka_unit_test(other_ways_to_the_same_bits),
         cmocka_unit_test(variants_train),       cmocka_unit_test(frozen_weights_stay), cmocka_unit_test(a_signal_saves),
         cmocka_unit_test(errors_and_their_codes), cmocka_unit_test(launch_starts_one_cpu_rank), cmocka_unit_test(launchers_run),
-        cmocka_unit_test(inspection),
+        cmocka_unit_test(vocabulary_of_the_weights), cmocka_unit_test(inspection),
     };
     return cmocka_run_group_tests(tests, tiny_make, tiny_drop);
 }
