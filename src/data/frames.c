@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { PARQUET_HELD = 4 };
+enum { PARQUET_HELD = 16 };
 
 struct vla_frame_reader {
     vla_dataset *set;

@@ -8,8 +8,11 @@
 #include "base/fail.h"
 #include "base/io.h"
 #include "base/memory.h"
+#include "format/page_header.h"
 
+#include "arrow/buffer.h"
 #include "arrow/io/file.h"
+#include "arrow/io/memory.h"
 #include "arrow/memory_pool.h"
 #include "arrow/util/key_value_metadata.h"
 #include "parquet/column_reader.h"
@@ -24,10 +27,12 @@
 #include <cmath>
 #include <cstring>
 #include <fcntl.h>
+#include <map>
 #include <memory>
 #include <new>
 #include <string>
 #include <sys/stat.h>
+#include <type_traits>
 #include <unistd.h>
 #include <vector>
 
@@ -97,6 +102,14 @@ template <class Body> vla_status guarded(const std::string &path, vla_error *err
     }
 }
 
+/* The value of an Arrow result, or its status as an exception for `guarded`. */
+template <class T> T must(arrow::Result<T> result)
+{
+    if (!result.ok())
+        throw parquet::ParquetStatusException(result.status());
+    return std::move(result).ValueOrDie();
+}
+
 struct leaf_info {
     parquet::Type::type type;
     int16_t max_def, max_rep;
@@ -109,13 +122,28 @@ struct group_info {
     int64_t first, rows;
 };
 
+/* Where the pages of one column chunk lie, so that one picture costs one page and not the chunk. */
+struct page_info {
+    int64_t offset, bytes; /* header included */
+    int64_t first, rows;   /* inside the row group */
+    bool dictionary;       /* its values are numbers of dictionary entries */
+};
+
+struct page_table {
+    bool usable = false;
+    int64_t dictionary_offset = 0, dictionary_bytes = 0;
+    std::vector<page_info> pages;
+};
+
 } // namespace
 
 struct vlai_parquet {
     std::string path;
     pool memory; /* before what uses it */
+    std::shared_ptr<arrow::io::ReadableFile> source;
     std::unique_ptr<parquet::ParquetFileReader> reader;
     std::shared_ptr<parquet::FileMetaData> meta;
+    std::map<std::pair<int, int>, page_table> tables; /* by row group and leaf */
     std::vector<vlai_parquet_column> columns;
     std::vector<std::string> names;
     std::vector<leaf_info> leaves;
@@ -282,7 +310,8 @@ vla_status vlai_parquet_open(const char *path, vlai_parquet **out, vla_error *er
         parquet::ReaderProperties properties(&file->memory);
         properties.enable_buffered_stream(); /* bounded memory for row groups full of pictures */
         properties.set_buffer_size(64 << 10);
-        file->reader = parquet::ParquetFileReader::OpenFile(path, false, properties);
+        file->source = must(arrow::io::ReadableFile::Open(path, &file->memory));
+        file->reader = parquet::ParquetFileReader::Open(file->source, properties);
         file->meta = file->reader->metadata();
         describe_columns(file);
         int n = file->meta->num_row_groups();
@@ -535,14 +564,89 @@ void read_chunk(parquet::ColumnReader *column, int64_t skip, int64_t rows, int64
         throw parquet::ParquetException("column '", to->name, "' ends after ", row + 1, " rows; the footer claims more");
 }
 
+/* Hops over the page headers of a chunk of texts or pictures. Whatever does not add up leaves the table unusable, and the
+ * chunk is read in the ordinary way. */
+const page_table &pages_of(vlai_parquet *file, int group, int leaf)
+{
+    page_table &table = file->tables[{group, leaf}];
+    if (!table.pages.empty() || table.usable)
+        return table;
+    auto chunk = file->meta->RowGroup(group)->ColumnChunk(leaf);
+    int64_t size = must(file->source->GetSize()), at = chunk->data_page_offset(), rows = 0;
+    if (chunk->has_dictionary_page() && chunk->dictionary_page_offset() > 0 && chunk->dictionary_page_offset() < at)
+        at = chunk->dictionary_page_offset();
+    if (at < 4 || at > size || chunk->total_compressed_size() < 0 || chunk->total_compressed_size() > size - at)
+        return table;
+    std::vector<uint8_t> buffer(65536);
+    for (int64_t end = at + chunk->total_compressed_size(); at < end;) {
+        vlai_page_header header;
+        bool whole = false;
+        for (int64_t most : {512, 65536}) { /* the second only when statistics make the header long */
+            int64_t got = must(file->source->ReadAt(at, std::min(most, end - at), buffer.data()));
+            whole = vlai_page_header_parse(buffer.data(), (size_t)got, &header);
+            if (whole)
+                break;
+        }
+        if (!whole || (int64_t)header.length + header.compressed > end - at)
+            return table;
+        int64_t bytes = (int64_t)header.length + header.compressed;
+        if (header.type == VLAI_PAGE_DICTIONARY) {
+            table.dictionary_offset = at;
+            table.dictionary_bytes = bytes;
+        } else if (header.type == VLAI_PAGE_DATA || header.type == VLAI_PAGE_DATA_V2) {
+            table.pages.push_back({at, bytes, rows, header.values, header.encoding == 2 || header.encoding == 8});
+            rows += header.values;
+        }
+        at += bytes;
+    }
+    table.usable = rows == file->groups[(size_t)group].rows;
+    return table;
+}
+
+/* Rows skip .. skip+rows-1 of a chunk, from the pages that hold them. False: the pages are not known. */
+bool read_pages(vlai_parquet *file, int group, int leaf, int64_t skip, int64_t rows, int64_t at, sink *to)
+{
+    const page_table &table = pages_of(file, group, leaf);
+    if (!table.usable)
+        return false;
+    const parquet::ColumnDescriptor *descriptor = file->meta->schema()->Column(leaf);
+    auto codec = file->meta->RowGroup(group)->ColumnChunk(leaf)->compression();
+    parquet::ReaderProperties properties(&file->memory);
+    for (const page_info &page : table.pages) {
+        int64_t low = std::max(skip, page.first), high = std::min(skip + rows, page.first + page.rows);
+        if (low >= high)
+            continue;
+        int64_t before = page.dictionary ? table.dictionary_bytes : 0;
+        std::shared_ptr<arrow::Buffer> bytes = must(arrow::AllocateBuffer(before + page.bytes, &file->memory));
+        uint8_t *data = bytes->mutable_data();
+        if ((before && must(file->source->ReadAt(table.dictionary_offset, before, data)) != before) ||
+            must(file->source->ReadAt(page.offset, page.bytes, data + before)) != page.bytes)
+            throw parquet::ParquetException("the file ends inside a page");
+        auto pager = parquet::PageReader::Open(std::make_shared<arrow::io::BufferReader>(bytes), page.rows, codec, properties,
+                                               *descriptor);
+        auto column = parquet::ColumnReader::Make(descriptor, std::move(pager), &file->memory);
+        read_chunk<parquet::ByteArrayType>(column.get(), low - page.first, high - low, at + low - skip, to);
+    }
+    return true;
+}
+
 void read_leaf(vlai_parquet *file, int leaf, int64_t first, int64_t rows, sink *to)
 {
+    enum { FEW = 8 }; /* rows for which single pages are fetched */
     int64_t at = 0;
     for (size_t g = 0; g < file->groups.size() && rows > 0; g++) {
         const group_info &group = file->groups[g];
         if (first >= group.first + group.rows)
             continue;
         int64_t skip = first - group.first, take = std::min(group.rows - skip, rows);
+        const leaf_info &info = file->leaves[(size_t)leaf];
+        if (info.type == parquet::Type::BYTE_ARRAY && info.max_rep == 0 && take <= FEW &&
+            read_pages(file, (int)g, leaf, skip, take, at, to)) {
+            at += take;
+            first += take;
+            rows -= take;
+            continue;
+        }
         auto column = file->reader->RowGroup((int)g)->Column(leaf);
         switch (file->leaves[(size_t)leaf].type) {
         case parquet::Type::BOOLEAN: read_chunk<parquet::BooleanType>(column.get(), skip, take, at, to); break;
@@ -718,7 +822,15 @@ template <class Physical>
 void write_values(parquet::ColumnWriter *column, const levels &l, const typename Physical::c_type *values)
 {
     auto *writer = static_cast<parquet::TypedColumnWriter<Physical> *>(column);
-    writer->WriteBatch((int64_t)l.def.size(), l.def.data(), l.rep.empty() ? nullptr : l.rep.data(), values);
+    int64_t n = (int64_t)l.def.size();
+    /* A page is closed only between batches: pictures go in by twos, so that a page holds about a megabyte of them and one
+     * of them can be read without the others. */
+    if (std::is_same_v<Physical, parquet::ByteArrayType> && l.rep.empty()) {
+        for (int64_t i = 0; i < n; i += 2)
+            writer->WriteBatch(std::min<int64_t>(2, n - i), l.def.data() + i, nullptr, values + i);
+        return;
+    }
+    writer->WriteBatch(n, l.def.data(), l.rep.empty() ? nullptr : l.rep.data(), values);
 }
 
 std::vector<parquet::ByteArray> byte_arrays(const vlai_parquet_bytes *values, size_t count)
