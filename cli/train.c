@@ -32,6 +32,7 @@ static const char help[] =
     "  --stop-at STEP           save and end after this step; schedules stay those of the whole run\n"
     "  --numerics fp32|bf16     the same as --training.numerics=\n"
     "  --threads N              the same as --training.threads=\n"
+    "  --frame-cache-gb N       the same as --data.frame_cache_gb=: keep resized frames on the disk\n"
     "  --debug                  log names `debug`, save_path ./ckpt/debug\n"
     "  --log_to_file            also write the output to save_path/training_log_DATE.log\n"
     "  --wandb_offline V, --fsdp_sharding_strategy S, --visualize, --zero 0|1   accepted; no effect on one CPU rank\n\n"
@@ -177,12 +178,13 @@ static void split_names(request *q)
 static int parse(int argc, char **argv, request *q)
 {
     static const char *const known[] = {"--config", "--config_path", "--resume", "--allow-change", "--stop-at", "--numerics",
-                                        "--threads", "--debug", "--log_to_file", "--wandb_offline",
+                                        "--threads", "--frame-cache-gb", "--debug", "--log_to_file", "--wandb_offline",
                                         "--fsdp_sharding_strategy", "--visualize", "--zero", "--allow-partial", "--help"};
     enum { KNOWN = sizeof known / sizeof *known };
     static const struct {
         const char *option, *key;
     } keyed[] = {{"--numerics", "training.numerics"}, {"--threads", "training.threads"},
+                 {"--frame-cache-gb", "data.frame_cache_gb"},
                  {"--fsdp_sharding_strategy", "distributed.fsdp_sharding_strategy"}};
     for (int i = 1; i < argc; i++) {
         char name[64];
@@ -388,6 +390,12 @@ int command_train(int argc, char **argv)
     int code = parse(argc, argv, &q);
     if (code != EXIT_DONE)
         return code;
+    const char *world = getenv("WORLD_SIZE");
+    if (world && atoi(world) > 1) {
+        fprintf(stderr, "vla train: WORLD_SIZE is %s: this build trains on one CPU rank, and each of the ranks would train alone\n"
+                        "  hint: start one process without WORLD_SIZE\n", world);
+        return EXIT_USAGE;
+    }
     catch_signals();
     vla_status status = load_config(&q, &config, &err);
     if (status == VLA_OK) {
