@@ -18,6 +18,13 @@ static int set(const args *a, const arg_row *row, const char *value)
     char *end;
     switch (row->kind) {
     case ARG_TEXT: *(const char **)row->value = value; return -1;
+    case ARG_TEXTS: {
+        arg_texts *list = row->value;
+        if (list->count == ARGS_MOST)
+            return refuse(a, row->name, value, "no more of these");
+        list->items[list->count++] = value;
+        return -1;
+    }
     case ARG_REAL: {
         double real = strtod(value, &end);
         if (end == value || *end)
@@ -45,6 +52,13 @@ static bool is_name(const char *name, const char *typed, size_t length)
     return !name[i] && i == length;
 }
 
+bool args_match(const char *typed, const char *name, const char **value)
+{
+    size_t length = strcspn(typed, "=");
+    *value = typed[length] ? typed + length + 1 : NULL;
+    return is_name(name, typed, length);
+}
+
 int args_parse(args *a, int argc, char **argv)
 {
     if (command_help(argc, argv, a->help))
@@ -69,7 +83,7 @@ int args_parse(args *a, int argc, char **argv)
                 return code;
         } else if (a->overrides && vlai_config_is_override(arg) && a->overrides_given < ARGS_MOST) {
             a->override[a->overrides_given++] = arg;
-        } else if (a->positionals && arg[0] != '-' && a->positionals_given < ARGS_MOST) {
+        } else if (a->positionals && arg[0] != '-' && a->positionals_given < ARGS_POSITIONALS) {
             a->positional[a->positionals_given++] = arg;
         } else {
             const char *known[64];

@@ -6,7 +6,7 @@
  *     int code = args_parse(&a, argc, argv);
  *     if (code >= 0) return code;                 // help was printed, or the arguments are wrong
  *
- * Values come as `--batch 4` or `--batch=4`. With `overrides`, --section.key=value is collected for vlai_config_load. */
+ * Values come as `--batch 4` or `--batch=4`; dashes and underscores in names are alike. With `overrides`, --section.key=value is collected for vlai_config_load. */
 #ifndef CLI_ARGS_H
 #define CLI_ARGS_H
 
@@ -17,6 +17,7 @@
 typedef enum arg_kind {
     ARG_FLAG,  /* bool */
     ARG_TEXT,  /* const char * */
+    ARG_TEXTS, /* arg_texts: may be given several times */
     ARG_COUNT, /* int64_t of at least 1 */
     ARG_INT,   /* int64_t of at least 0 */
     ARG_REAL,  /* double */
@@ -28,7 +29,12 @@ typedef struct arg_row {
     void *value;
 } arg_row;
 
-enum { ARGS_MOST = 256 };
+enum { ARGS_MOST = 256, ARGS_POSITIONALS = 4096 };
+
+typedef struct arg_texts {
+    const char *items[ARGS_MOST];
+    size_t count;
+} arg_texts;
 
 typedef struct args {
     const char *name, *help;
@@ -38,11 +44,14 @@ typedef struct args {
     bool positionals; /* take arguments without dashes */
     const char *override[ARGS_MOST];
     size_t overrides_given;
-    const char *positional[ARGS_MOST];
+    const char *positional[ARGS_POSITIONALS];
     size_t positionals_given;
 } args;
 
 /* -1: go on; else the exit code, everything said. */
 int args_parse(args *a, int argc, char **argv);
+
+/* For commands with tables of their own: whether `typed` is `name` or `name=value`; *value is what follows the '=', or NULL. */
+bool args_match(const char *typed, const char *name, const char **value);
 
 #endif

@@ -1,4 +1,5 @@
 /* vla check: validates datasets; one line per finding. */
+#include "args.h"
 #include "command.h"
 
 #include "base/io.h"
@@ -21,8 +22,6 @@ static const char help[] =
     "Examples:\n"
     "  vla check data/libero\n"
     "  vla check --json --full data/robotwin | jq 'select(.level==\"E\")'\n";
-
-enum { CAMERA_LIMIT = 64 };
 
 typedef struct {
     bool json;
@@ -133,34 +132,25 @@ static vla_status check_dir(const char *dir, const vlai_check_options *options, 
 
 int command_check(int argc, char **argv)
 {
-    static const char *const known[] = {"--json", "--quick", "--full", "--camera", "--help"};
-    if (command_help(argc, argv, help))
-        return EXIT_DONE;
     printer p = {0};
-    const char *cameras[CAMERA_LIMIT];
-    vlai_check_options options = {.depth = VLAI_CHECK_NORMAL, .cameras = cameras};
-    vla_error err = VLA_ERROR_INIT;
-    int dirs = 0;
-    for (int i = 1; i < argc; i++) {
-        if (!strcmp(argv[i], "--json"))
-            p.json = true;
-        else if (!strcmp(argv[i], "--quick"))
-            options.depth = VLAI_CHECK_QUICK;
-        else if (!strcmp(argv[i], "--full"))
-            options.depth = VLAI_CHECK_FULL;
-        else if (!strcmp(argv[i], "--camera") && i + 1 < argc && options.camera_count < CAMERA_LIMIT)
-            cameras[options.camera_count++] = argv[++i];
-        else if (argv[i][0] == '-')
-            return command_unknown("check", argv[i], known, 5);
-        else
-            argv[1 + dirs++] = argv[i];
-    }
-    if (dirs == 0) {
-        fputs("vla check: no dataset was named\n  hint: vla check DIR...\n", stderr);
+    bool quick = false, full = false;
+    arg_texts cameras = {.count = 0};
+    const arg_row rows[] = {{"--json", ARG_FLAG, &p.json}, {"--quick", ARG_FLAG, &quick}, {"--full", ARG_FLAG, &full},
+                            {"--camera", ARG_TEXTS, &cameras}};
+    args a = {.name = "check", .help = help, .rows = rows, .count = sizeof rows / sizeof *rows, .positionals = true};
+    int code = args_parse(&a, argc, argv);
+    if (code >= 0)
+        return code;
+    if (a.positionals_given == 0 || (quick && full)) {
+        fputs(quick && full ? "vla check: --quick and --full exclude each other\n"
+                            : "vla check: no dataset was named\n  hint: vla check DIR...\n", stderr);
         return EXIT_USAGE;
     }
-    for (int i = 0; i < dirs; i++)
-        if (check_dir(argv[1 + i], &options, &p, &err) != VLA_OK)
+    const vlai_check_options options = {.depth = full ? VLAI_CHECK_FULL : quick ? VLAI_CHECK_QUICK : VLAI_CHECK_NORMAL,
+                                        .cameras = cameras.items, .camera_count = cameras.count};
+    vla_error err = VLA_ERROR_INIT;
+    for (size_t i = 0; i < a.positionals_given; i++)
+        if (check_dir(a.positional[i], &options, &p, &err) != VLA_OK)
             return command_fail("check", &err);
     return p.errors ? EXIT_DATA : EXIT_DONE;
 }

@@ -1,4 +1,5 @@
 /* vla config: what a configuration says, or what one may say. */
+#include "args.h"
 #include "command.h"
 
 #include "base/memory.h"
@@ -18,30 +19,23 @@ static const char help[] =
 
 int command_config(int argc, char **argv)
 {
-    static const char *const known[] = {"--config", "--help"};
-    enum { OVERRIDE_LIMIT = 256 };
-    const char *file = NULL, *section = NULL, *overrides[OVERRIDE_LIMIT];
-    size_t count = 0;
-    if (command_help(argc, argv, help))
-        return EXIT_DONE;
-    for (int i = 1; i < argc; i++) {
-        if (!strcmp(argv[i], "--config") && i + 1 < argc)
-            file = argv[++i];
-        else if (!strncmp(argv[i], "--config=", 9))
-            file = argv[i] + 9;
-        else if (vlai_config_is_override(argv[i]) && count < OVERRIDE_LIMIT)
-            overrides[count++] = argv[i];
-        else if (argv[i][0] != '-' && !section)
-            section = argv[i];
-        else
-            return command_unknown("config", argv[i], known, 2);
+    const char *file = NULL;
+    const arg_row rows[] = {{"--config", ARG_TEXT, &file}};
+    args a = {.name = "config", .help = help, .rows = rows, .count = 1, .overrides = true, .positionals = true};
+    int code = args_parse(&a, argc, argv);
+    if (code >= 0)
+        return code;
+    if (a.positionals_given > 1 || (file && a.positionals_given)) {
+        fputs("vla config: wanted one section, or --config FILE\n", stderr);
+        return EXIT_USAGE;
     }
+    const char *section = a.positionals_given ? a.positional[0] : NULL;
     vla_error err = VLA_ERROR_INIT;
     char *text = NULL;
     vla_status status;
     if (file) {
         vlai_config *config;
-        status = vlai_config_load(file, overrides, count, &config, &err);
+        status = vlai_config_load(file, a.override, a.overrides_given, &config, &err);
         if (status == VLA_OK) {
             for (size_t i = 0; i < config->notice_count; i++)
                 fprintf(stderr, "vla config: %s\n", config->notices[i]);

@@ -1,4 +1,5 @@
 /* vla convert: rewrites a Wall-X or Qwen2.5-VL checkpoint in the fused or the unfused layout. */
+#include "args.h"
 #include "command.h"
 
 #include "base/fail.h"
@@ -208,29 +209,24 @@ done:
 
 int command_convert(int argc, char **argv)
 {
-    static const char *const known[] = {"--to", "--config", "--partial", "--help"};
     options o = {0};
-    if (command_help(argc, argv, help))
-        return EXIT_DONE;
-    for (int i = 1; i < argc; i++) {
-        const char *value = i + 1 < argc ? argv[i + 1] : NULL;
-        if (!strcmp(argv[i], "--to") && value && (!strcmp(value, "fused") || !strcmp(value, "unfused")))
-            o.unfused = !strcmp(argv[++i], "unfused");
-        else if (!strcmp(argv[i], "--config") && value)
-            o.config = argv[++i];
-        else if (!strcmp(argv[i], "--partial"))
-            o.partial = true;
-        else if (argv[i][0] != '-' && !o.source)
-            o.source = argv[i];
-        else if (argv[i][0] != '-' && !o.target)
-            o.target = argv[i];
-        else
-            return command_unknown("convert", argv[i], known, 4);
+    const char *to = "fused";
+    const arg_row rows[] = {{"--to", ARG_TEXT, &to}, {"--config", ARG_TEXT, &o.config}, {"--partial", ARG_FLAG, &o.partial}};
+    args a = {.name = "convert", .help = help, .rows = rows, .count = sizeof rows / sizeof *rows, .positionals = true};
+    int code = args_parse(&a, argc, argv);
+    if (code >= 0)
+        return code;
+    o.unfused = !strcmp(to, "unfused");
+    if (!o.unfused && strcmp(to, "fused")) {
+        fprintf(stderr, "vla convert: --to '%s': wanted fused or unfused\n", to);
+        return EXIT_USAGE;
     }
-    if (!o.source || !o.target) {
+    if (a.positionals_given != 2) {
         fputs(help, stderr);
         return EXIT_USAGE;
     }
+    o.source = a.positional[0];
+    o.target = a.positional[1];
     vla_error err = VLA_ERROR_INIT;
     return convert(&o, &err) == VLA_OK ? EXIT_DONE : command_fail("convert", &err);
 }

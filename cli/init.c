@@ -1,4 +1,5 @@
 /* vla init: writes a model with random weights, its architecture and its processor. */
+#include "args.h"
 #include "command.h"
 
 #include "base/fail.h"
@@ -133,9 +134,10 @@ static vla_status set(arguments *a, int row, const char *value, vla_error *err)
 static vla_status preset(arguments *a, int argc, char **argv, vla_error *err)
 {
     static const vlai_wallx_sizes demo = VLAI_WALLX_SIZES_DEMO, full = VLAI_WALLX_SIZES_FULL;
-    for (int i = 1; i + 1 < argc; i++)
-        if (!strcmp(argv[i], "--preset"))
-            a->preset = argv[i + 1];
+    const char *value;
+    for (int i = 1; i < argc; i++)
+        if (args_match(argv[i], "--preset", &value) && (value || i + 1 < argc))
+            a->preset = value ? value : argv[i + 1];
     if (a->preset && strcmp(a->preset, "demo") != 0 && strcmp(a->preset, "full") != 0)
         return vlai_fail(err, VLA_E_INVALID, "--preset: '%s' is not demo or full", a->preset);
     bool is_full = a->preset && !strcmp(a->preset, "full");
@@ -156,7 +158,8 @@ static vla_status parse(arguments *a, int argc, char **argv, int *unknown, vla_e
             continue;
         }
         int row = 0;
-        while (row < ROWS && strcmp(rows[row].name, argv[i]) != 0)
+        const char *value = NULL;
+        while (row < ROWS && !args_match(argv[i], rows[row].name, &value))
             row++;
         if (row == ROWS) {
             *unknown = i;
@@ -166,9 +169,9 @@ static vla_status parse(arguments *a, int argc, char **argv, int *unknown, vla_e
             a->o.dry = true;
             continue;
         }
-        if (i + 1 == argc)
+        if (!value && i + 1 == argc)
             return vlai_fail(err, VLA_E_INVALID, "%s needs a value", argv[i]);
-        VLA_TRY(set(a, row, argv[++i], err));
+        VLA_TRY(set(a, row, value ? value : argv[++i], err));
     }
     if (a->o.config && (a->preset || a->sized))
         return vlai_fail(err, VLA_E_INVALID, "--config gives all sizes; --preset and single sizes go without it");

@@ -1,7 +1,9 @@
 /* vla inspect dataset: what a dataset holds, and what its reader had to survive. */
+#include "args.h"
 #include "command.h"
 #include "inspect.h"
 
+#include "base/fail.h"
 #include "base/memory.h"
 #include "vla/dataset.h"
 
@@ -15,6 +17,8 @@ static const char help[] =
     "Usage: vla inspect dataset [--json] [--allow-partial] DIR...\n\n"
     "Shows version, rate, features, cameras, tasks, lengths of episodes, digest and warnings of datasets. A DIR that holds\n"
     "datasets instead of being one is searched for them.\n\n"
+    "  --json            one JSON object per dataset and line\n"
+    "  --allow-partial   open the whole episodes at the start of a damaged set\n\n"
     "Examples:\n"
     "  vla inspect dataset data/libero\n"
     "  vla inspect dataset --json data/robotwin | jq .rows\n";
@@ -110,50 +114,46 @@ static void print_json(const vla_dataset *set)
     json_decref(object);
 }
 
+/* The dataset in a folder, or all below it. */
+static vla_status show(const char *dir, const vla_dataset_options *options, bool json, vla_error *err)
+{
+    char **roots;
+    size_t count;
+    VLA_TRY(vla_dataset_discover(dir, &roots, &count, err));
+    vla_status status = VLA_OK;
+    for (size_t k = 0; (k < count || k == 0) && status == VLA_OK; k++) {
+        vla_dataset *set;
+        status = vla_dataset_open(count ? roots[k] : dir, options, &set, err);
+        if (status != VLA_OK)
+            break;
+        if (json)
+            print_json(set);
+        else
+            print_text(set);
+        vla_dataset_close(set);
+    }
+    vla_dataset_roots_free(roots, count);
+    return status;
+}
+
 int inspect_dataset(int argc, char **argv)
 {
-    static const char *const known[] = {"--json", "--allow-partial", "--help"};
-    if (command_help(argc, argv, help))
-        return EXIT_DONE;
-    bool json = false;
-    int shown = 0;
-    vla_dataset_options options = VLA_DATASET_OPTIONS_DEFAULT;
-    vla_error err = VLA_ERROR_INIT;
-    for (int i = 1; i < argc; i++) {
-        char **roots;
-        size_t count;
-        if (!strcmp(argv[i], "--json")) {
-            json = true;
-            continue;
-        }
-        if (!strcmp(argv[i], "--allow-partial")) {
-            options.flags |= VLA_DATASET_ALLOW_PARTIAL;
-            continue;
-        }
-        if (argv[i][0] == '-')
-            return command_unknown("inspect dataset", argv[i], known, 3);
-        if (vla_dataset_discover(argv[i], &roots, &count, &err) != VLA_OK)
-            return command_fail("inspect dataset", &err);
-        vla_status status = VLA_OK;
-        for (size_t k = 0; (k < count || (count == 0 && k == 0)) && status == VLA_OK; k++) {
-            vla_dataset *set;
-            status = vla_dataset_open(count ? roots[k] : argv[i], &options, &set, &err);
-            if (status != VLA_OK)
-                break;
-            if (json)
-                print_json(set);
-            else
-                print_text(set);
-            vla_dataset_close(set);
-            shown++;
-        }
-        vla_dataset_roots_free(roots, count);
-        if (status != VLA_OK)
-            return command_fail("inspect dataset", &err);
-    }
-    if (!shown) {
+    bool json = false, partial = false;
+    const arg_row rows[] = {{"--json", ARG_FLAG, &json}, {"--allow-partial", ARG_FLAG, &partial}};
+    args a = {.name = "inspect dataset", .help = help, .rows = rows, .count = 2, .positionals = true};
+    int code = args_parse(&a, argc, argv);
+    if (code >= 0)
+        return code;
+    if (!a.positionals_given) {
         fputs(help, stderr);
         return EXIT_USAGE;
     }
+    vla_dataset_options options = VLA_DATASET_OPTIONS_DEFAULT;
+    if (partial)
+        options.flags |= VLA_DATASET_ALLOW_PARTIAL;
+    vla_error err = VLA_ERROR_INIT;
+    for (size_t i = 0; i < a.positionals_given; i++)
+        if (show(a.positional[i], &options, json, &err) != VLA_OK)
+            return command_fail("inspect dataset", &err);
     return EXIT_DONE;
 }

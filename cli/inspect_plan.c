@@ -2,6 +2,7 @@
  *
  * The model is built and planned at its real size without weights or data. Memory per rank and FLOPs per sample come from
  * the plan itself, model FLOPs from the formula of the architecture. */
+#include "args.h"
 #include "command.h"
 #include "inspect.h"
 
@@ -20,7 +21,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { OVERRIDE_LIMIT = 256, IMAGE_LIMIT = 64, RANK_LIMIT = 8 };
+enum { IMAGE_LIMIT = 64, RANK_LIMIT = 8, MOST = 1000000000 };
 
 /* Scratch of one stream of an accelerator, fixed so that a plan made without a device has the memory of the real one. */
 enum { DEVICE_WORKSPACE = 32 << 20 };
@@ -51,14 +52,15 @@ static const char graph_help[] =
     "Usage: vla inspect graph --config FILE [--section.key=value ...] [options]\n\n"
     "Prints the model's graph as it is built: parameters and inputs, then one line per operation.\n\n"
     "  --batch N, --text-tokens N, --grid HxW[,HxW], --vocab N   as in vla inspect plan\n"
-    "  --backward           with the backward pass, after unread rows were removed\n\n"
+    "  --backward           with the backward pass, after unread rows were removed\n"
+    "  --json               one JSON object that holds the lines\n\n"
     "Examples:\n"
     "  vla inspect graph --config configs/libero.yml --batch 1\n"
     "  vla inspect graph --config configs/libero.yml --batch 1 --backward | grep layers.35\n";
 
 typedef struct request {
     const char *config, *device, *numerics, *recompute;
-    const char *overrides[OVERRIDE_LIMIT];
+    const char *const *overrides;
     size_t override_count;
     int64_t batch, text_tokens, vocab; /* 0: not given */
     int64_t images, ranks[RANK_LIMIT];
@@ -85,14 +87,6 @@ static bool read_count(const char *text, int64_t most, int64_t *out, const char 
     *out = value;
     *end = stop;
     return true;
-}
-
-static vla_status want_count(const char *option, const char *text, int64_t *out, vla_error *err)
-{
-    const char *end;
-    if (!read_count(text, 1000000000, out, &end) || *end)
-        return vlai_fail(err, VLA_E_INVALID, "%s '%s': wanted a number of at least 1", option, text);
-    return VLA_OK;
 }
 
 static vla_status want_grid(const char *text, request *r, vla_error *err)
@@ -126,60 +120,36 @@ static vla_status want_ranks(const char *text, request *r, vla_error *err)
     return vlai_fail(err, VLA_E_INVALID, "--ranks '%s': wanted at most %d counts, as in 1,4,8", text, RANK_LIMIT);
 }
 
-/* The options that take a value, with a flag for those of `graph`. */
-static const struct {
-    const char *name;
-    bool graph;
-} valued[] = {{"--config", true}, {"--batch", true}, {"--text-tokens", true}, {"--grid", true}, {"--vocab", true},
-              {"--device", false}, {"--recompute", false}, {"--numerics", false}, {"--ranks", false}};
-enum { VALUED = sizeof valued / sizeof *valued };
-
-static vla_status set_option(int option, const char *value, request *r, vla_error *err)
-{
-    switch (option) {
-    case 0: r->config = value; return VLA_OK;
-    case 1: return want_count("--batch", value, &r->batch, err);
-    case 2: return want_count("--text-tokens", value, &r->text_tokens, err);
-    case 3: return want_grid(value, r, err);
-    case 4: return want_count("--vocab", value, &r->vocab, err);
-    case 5: r->device = value; return VLA_OK;
-    case 6: r->recompute = value; return VLA_OK;
-    case 7: r->numerics = value; return VLA_OK;
-    default: return want_ranks(value, r, err);
-    }
-}
-
-/* Fills the request; an exit code, or -1 to go on. */
+/* Fills the request; an exit code, or -1 to go on. The options of the graph stand first in the table. */
 static int parse(int argc, char **argv, const char *name, bool graph, request *r)
 {
-    static const char *const known[] = {"--config", "--batch", "--text-tokens", "--grid", "--vocab", "--device", "--recompute",
-                                        "--numerics", "--ranks", "--text", "--json", "--backward", "--help"};
-    vla_error err = VLA_ERROR_INIT;
+    enum { SHARED = 6 };
+    static args a; /* too large for a stack frame */
+    const char *grid = NULL, *ranks = NULL;
     *r = (request){.device = "null", .ranks = {1, 4, 8}, .rank_count = 3};
-    for (int i = 1; i < argc; i++) {
-        int option = 0;
-        size_t length = strcspn(argv[i], "=");
-        while (option < VALUED && (strlen(valued[option].name) != length || strncmp(argv[i], valued[option].name, length) ||
-                                   (graph && !valued[option].graph)))
-            option++;
-        const char *value = option == VALUED ? NULL : argv[i][length] ? argv[i] + length + 1 : i + 1 < argc ? argv[++i] : NULL;
-        if (value) {
-            if (set_option(option, value, r, &err) != VLA_OK)
-                return command_fail(name, &err);
-        } else if (option < VALUED) {
-            fprintf(stderr, "vla %s: %s needs a value\n  hint: vla %s --help says which\n", name, argv[i], name);
-            return EXIT_USAGE;
-        } else if (vlai_config_is_override(argv[i]) && r->override_count < OVERRIDE_LIMIT)
-            r->overrides[r->override_count++] = argv[i];
-        else if (!graph && !strcmp(argv[i], "--text"))
-            r->text = true;
-        else if (!graph && !strcmp(argv[i], "--json"))
-            r->json = true;
-        else if (graph && !strcmp(argv[i], "--backward"))
-            r->backward = true;
-        else
-            return command_unknown(name, argv[i], known, sizeof known / sizeof *known);
+    const arg_row options[] = {
+        {"--config", ARG_TEXT, &r->config}, {"--batch", ARG_COUNT, &r->batch}, {"--text-tokens", ARG_COUNT, &r->text_tokens},
+        {"--grid", ARG_TEXT, &grid},        {"--vocab", ARG_COUNT, &r->vocab}, {"--json", ARG_FLAG, &r->json},
+        {"--device", ARG_TEXT, &r->device}, {"--recompute", ARG_TEXT, &r->recompute},
+        {"--numerics", ARG_TEXT, &r->numerics}, {"--ranks", ARG_TEXT, &ranks}, {"--text", ARG_FLAG, &r->text},
+    };
+    arg_row graphs[SHARED + 1];
+    memcpy(graphs, options, SHARED * sizeof *graphs);
+    graphs[SHARED] = (arg_row){"--backward", ARG_FLAG, &r->backward};
+    a = (args){.name = name, .help = graph ? graph_help : plan_help, .rows = graph ? graphs : options,
+               .count = graph ? SHARED + 1 : (int)(sizeof options / sizeof *options), .overrides = true};
+    int code = args_parse(&a, argc, argv);
+    if (code >= 0)
+        return code;
+    r->overrides = a.override;
+    r->override_count = a.overrides_given;
+    vla_error err = VLA_ERROR_INIT;
+    if (r->batch > MOST || r->text_tokens > MOST || r->vocab > MOST) {
+        fprintf(stderr, "vla %s: counts go up to %d\n", name, MOST);
+        return EXIT_USAGE;
     }
+    if ((grid && want_grid(grid, r, &err) != VLA_OK) || (ranks && want_ranks(ranks, r, &err) != VLA_OK))
+        return command_fail(name, &err);
     if (!r->config) {
         fprintf(stderr, "vla %s: no configuration\n  hint: --config FILE, for example configs/libero.yml\n", name);
         return EXIT_USAGE;
@@ -477,6 +447,20 @@ done:
     return status;
 }
 
+/* {"lines": [...]}: the text of a graph, line by line. */
+static vla_status print_lines(char *text, vla_error *err)
+{
+    char *rest;
+    json_t *lines = json_array(), *out = json_pack("{s:o}", "lines", lines);
+    int failed = !out;
+    for (char *line = strtok_r(text, "\n", &rest); line && !failed; line = strtok_r(NULL, "\n", &rest))
+        failed = json_array_append_new(lines, json_string(line));
+    failed = failed || json_dumpf(out, stdout, JSON_INDENT(1));
+    putchar('\n');
+    json_decref(out);
+    return failed ? vlai_nomem(err, 1 << 16) : VLA_OK;
+}
+
 static vla_status run_graph(request *r, model *m, vla_error *err)
 {
     VLA_TRY(load(r, m, err));
@@ -491,7 +475,10 @@ static vla_status run_graph(request *r, model *m, vla_error *err)
     }
     vlai_graph_print(g, &text);
     VLA_TRY_GOTO(vlai_text_status(&text, err), done);
-    fwrite(text.data, 1, text.size, stdout);
+    if (r->json)
+        status = print_lines(text.data, err);
+    else
+        fwrite(text.data, 1, text.size, stdout);
 done:
     vlai_text_fini(&text);
     vla_graph_destroy(g);
@@ -503,8 +490,6 @@ static int run(int argc, char **argv, const char *name, bool graph)
     request r;
     model m = {0};
     vla_error err = VLA_ERROR_INIT;
-    if (command_help(argc, argv, graph ? graph_help : plan_help))
-        return EXIT_DONE;
     int code = parse(argc, argv, name, graph, &r);
     if (code >= 0)
         return code;

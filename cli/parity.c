@@ -1,4 +1,5 @@
 /* vla parity: runs golden case folders and prints PASS or FAIL with the worst error of each quantity. */
+#include "args.h"
 #include "command.h"
 
 #include "base/io.h"
@@ -118,25 +119,21 @@ static vla_status run_folder(const char *dir, options *o, vla_error *err)
 
 int command_parity(int argc, char **argv)
 {
-    static const char *const known[] = {"--json", "--verbose", "--numerics", "--device", "--help"};
-    if (command_help(argc, argv, help))
-        return EXIT_DONE;
     options o = {.numerics = "fp32", .device = "cpu"};
+    const arg_row rows[] = {{"--json", ARG_FLAG, &o.json}, {"--verbose", ARG_FLAG, &o.verbose},
+                            {"--numerics", ARG_TEXT, &o.numerics}, {"--device", ARG_TEXT, &o.device}};
+    args a = {.name = "parity", .help = help, .rows = rows, .count = sizeof rows / sizeof *rows, .positionals = true};
     vla_error err = VLA_ERROR_INIT;
-    for (int i = 1; i < argc; i++) {
-        if (!strcmp(argv[i], "--json"))
-            o.json = true;
-        else if (!strcmp(argv[i], "--verbose"))
-            o.verbose = true;
-        else if (!strcmp(argv[i], "--numerics") && i + 1 < argc)
-            o.numerics = argv[++i];
-        else if (!strcmp(argv[i], "--device") && i + 1 < argc)
-            o.device = argv[++i];
-        else if (argv[i][0] == '-')
-            return command_unknown("parity", argv[i], known, 5);
-        else if (run_folder(argv[i], &o, &err) != VLA_OK)
-            return command_fail("parity", &err);
+    int code = args_parse(&a, argc, argv);
+    if (code >= 0)
+        return code;
+    if (strcmp(o.numerics, "fp32") && strcmp(o.numerics, "bf16")) {
+        fprintf(stderr, "vla parity: --numerics '%s': wanted fp32 or bf16\n", o.numerics);
+        return EXIT_USAGE;
     }
+    for (size_t i = 0; i < a.positionals_given; i++)
+        if (run_folder(a.positional[i], &o, &err) != VLA_OK)
+            return command_fail("parity", &err);
     if (o.passed + o.failed + o.skipped == 0) {
         fputs("vla parity: no case was run\n  hint: name a folder with a case.json, or a folder of such folders\n", stderr);
         return EXIT_USAGE;

@@ -1,4 +1,5 @@
 /* vla predict: open-loop evaluation of a checkpoint on held-out episodes. */
+#include "args.h"
 #include "command.h"
 
 #include "base/fail.h"
@@ -130,7 +131,8 @@ static vla_status parse(arguments *a, int argc, char **argv, int *unknown, vla_e
             a->o.checkpoint = argv[i];
             continue;
         }
-        while (row < ROWS && strcmp(rows[row].name, argv[i]) != 0)
+        const char *value = NULL;
+        while (row < ROWS && !args_match(argv[i], rows[row].name, &value))
             row++;
         if (row == ROWS) {
             *unknown = i;
@@ -140,9 +142,9 @@ static vla_status parse(arguments *a, int argc, char **argv, int *unknown, vla_e
             a->json = true;
             continue;
         }
-        if (i + 1 == argc)
+        if (!value && i + 1 == argc)
             return vlai_fail(err, VLA_E_INVALID, "%s needs a value", argv[i]);
-        VLA_TRY(set(a, row, argv[++i], err));
+        VLA_TRY(set(a, row, value ? value : argv[++i], err));
     }
     a->o.threads = (int)(a->threads < 4096 ? a->threads : 4096);
     a->o.seed = (uint64_t)a->seed;

@@ -1,4 +1,5 @@
 /* vla report: one HTML page for a run. */
+#include "args.h"
 #include "command.h"
 
 #include "base/fail.h"
@@ -6,7 +7,6 @@
 
 #include <inttypes.h>
 #include <stdio.h>
-#include <string.h>
 
 static const char help[] =
     "Usage: vla report RUN [--out FILE]\n\n"
@@ -19,23 +19,18 @@ static const char help[] =
 
 int command_report(int argc, char **argv)
 {
-    static const char *const known[] = {"--out", "--help"};
-    const char *run = NULL, *out = NULL;
-    if (argc < 2 || command_help(argc, argv, help))
-        return argc < 2 ? fputs(help, stderr), EXIT_USAGE : EXIT_DONE;
-    for (int i = 1; i < argc; i++) {
-        if (argv[i][0] != '-' && !run)
-            run = argv[i];
-        else if (!strcmp(argv[i], "--out") && i + 1 < argc)
-            out = argv[++i];
-        else
-            return command_unknown("report", argv[i], known, 2);
-    }
+    const char *out = NULL;
+    const arg_row rows[] = {{"--out", ARG_TEXT, &out}};
+    args a = {.name = "report", .help = help, .rows = rows, .count = 1, .positionals = true};
+    int code = args_parse(&a, argc, argv);
+    if (code >= 0)
+        return code;
     vla_error err = VLA_ERROR_INIT;
     vlai_report_summary s;
-    if (!run)
-        return vlai_fail_hint(&err, VLA_E_INVALID, "vla report RUN", "no run folder was named"), command_fail("report", &err);
-    if (vlai_report_write(run, out, &s, &err) != VLA_OK)
+    if (a.positionals_given != 1)
+        return vlai_fail_hint(&err, VLA_E_INVALID, "vla report RUN", "%zu run folders were named, wanted one", a.positionals_given),
+               command_fail("report", &err);
+    if (vlai_report_write(a.positional[0], out, &s, &err) != VLA_OK)
         return command_fail("report", &err);
     if (s.bad_lines)
         fprintf(stderr, "vla report: %" PRId64 " lines of the metrics are no JSON objects and were passed over\n", s.bad_lines);

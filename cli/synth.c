@@ -1,4 +1,5 @@
 /* vla synth: writes a synthetic LeRobot dataset with a task that a small model can learn. */
+#include "args.h"
 #include "command.h"
 
 #include "base/fail.h"
@@ -214,7 +215,8 @@ int command_synth(int argc, char **argv)
             continue;
         }
         int k = 0;
-        while (k < OPTION_COUNT && strcmp(rows[k].name, argv[i]) != 0)
+        const char *value = NULL;
+        while (k < OPTION_COUNT && !args_match(argv[i], rows[k].name, &value))
             k++;
         if (k == OPTION_COUNT) {
             const char *names[OPTION_COUNT];
@@ -226,12 +228,12 @@ int command_synth(int argc, char **argv)
             *(bool *)((char *)&o + rows[k].offset) = true;
             continue;
         }
-        if (i + 1 == argc)
+        if (!value && i + 1 == argc)
             return vlai_fail(&err, VLA_E_INVALID, "%s needs a value", argv[i]), command_fail("synth", &err);
-        i++;
+        char *given = value ? argv[i] + (value - argv[i]) : argv[++i];
         if (rows[k].kind == STORAGE)
-            storage = argv[i];
-        if (set_option(&o, &rows[k], argv[i], &err) != VLA_OK)
+            storage = given;
+        if (set_option(&o, &rows[k], given, &err) != VLA_OK)
             return command_fail("synth", &err);
     }
     if (!out)

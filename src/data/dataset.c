@@ -200,7 +200,7 @@ static vla_status choose(vla_dataset *set, const vla_dataset_options *options, i
             set->chosen_row[n++] = row;
         else if (!(options->flags & VLA_DATASET_SKIP_MISSING))
             return vlai_fail_hint(err, VLA_E_INVALID, "check the list of episodes, or leave missing ones out with "
-                                                      "--skip-missing",
+                                                      "data.lerobot_config.skip_missing: true",
                                   "%s: episode %lld was asked for; the set has %lld episodes (%lld..%lld)%s", set->root,
                                   (long long)options->episodes[i], (long long)set->episode_count,
                                   (long long)(set->episode_count ? set->episodes[0].index : 0),

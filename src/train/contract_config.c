@@ -90,6 +90,12 @@ vla_status vlai_config_contract(const vlai_config *config, const vlai_tokenizer 
     return status;
 }
 
+uint32_t vlai_config_dataset_flags(const vlai_config *config)
+{
+    return (config->lerobot.allow_partial ? (uint32_t)VLA_DATASET_ALLOW_PARTIAL : 0) |
+           (config->lerobot.skip_missing ? (uint32_t)VLA_DATASET_SKIP_MISSING : 0);
+}
+
 vlai_flow_time vlai_config_flow_time(const vlai_config *config)
 {
     return (vlai_flow_time){.alpha = config->noise.beta_alpha,

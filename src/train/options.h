@@ -127,6 +127,7 @@
     X(PATH, repo_id, NULL, 0, 0, WORKS, "folder of the data set, or its name below root or $HF_LEROBOT_HOME")          \
     X(PATH, root, NULL, 0, 0, WORKS, "folder of the data set, or one that holds repo_id")                              \
     X(NUMBERS, episodes, NULL, 0, VLAI_BIG, WORKS, "episodes to use; null = all")                                      \
+    X(BOOL, skip_missing, false, 0, 0, WORKS, "leave out listed episodes that the set does not have")                  \
     X(BOOL, allow_partial, false, 0, 0, WORKS, "use the longest run of whole episodes from the start when files are "  \
       "missing or damaged, instead of refusing the set")
 

@@ -112,6 +112,7 @@ static vla_status open_set(vlai_predict *p, vla_error *err)
         o.episodes = list;
         o.episode_count = chosen->count;
     }
+    o.flags = vlai_config_dataset_flags(p->config);
     vla_status status = vla_dataset_open(p->root, &o, &p->set, err);
     vlai_free(list);
     VLA_TRY(status);

@@ -399,8 +399,7 @@ static vla_status open_set(vlai_wallx_task *t, vla_error *err)
         o.episodes = list;
         o.episode_count = chosen->count;
     }
-    if (t->config->lerobot.allow_partial)
-        o.flags |= VLA_DATASET_ALLOW_PARTIAL;
+    o.flags = vlai_config_dataset_flags(t->config);
     vla_status status = vla_dataset_open(t->root, &o, &t->set, err);
     vlai_free(list);
     VLA_TRY(status);

@@ -155,7 +155,7 @@ static void says_what_is_wrong(void **state)
     assert_ok(vlai_safetensors_write("test_convert_one.safetensors", &t, 1, NULL, &err), err);
     assert_int_equal(run("%s %s", "", ""), 2);
     assert_int_equal(run("%s %s --to wide", "a", "b"), 2);
-    assert_true(output_has("unknown argument '--to'"));
+    assert_true(output_has("--to 'wide': wanted fused or unfused"));
     assert_int_equal(run("%s %s", "test_convert_one.safetensors", "test_convert.out2"), 3);
     assert_true(output_has("no config.json beside the weights"));
     assert_int_equal(run("%s %s --config " VLA_TEST_ROOT "/configs/wall-oss-0.5/config.json --partial",

@@ -105,6 +105,16 @@ static void test_text(void **state)
     assert_int_equal(capture(VLA_TEST_PROGRAM " inspect graph --batch 1 --config " VLA_TEST_ROOT "/configs/libero_local_perf.yml"
                              " --model.config_path=" VLA_TEST_ROOT "/configs/wall-oss-0.5", out, sizeof out), 0);
     assert_non_null(strstr(out, "param %"));
+    static char json[1 << 21];
+    assert_int_equal(capture(VLA_TEST_PROGRAM " inspect graph --json --batch=1 --config " VLA_TEST_ROOT "/configs/libero_local_perf.yml"
+                             " --model.config_path=" VLA_TEST_ROOT "/configs/wall-oss-0.5", json, sizeof json), 0);
+    json_t *object = json_loads(json, 0, NULL);
+    assert_non_null(object);
+    size_t lines = 0;
+    for (const char *c = out; *c; c++)
+        lines += *c == '\n';
+    assert_int_equal(json_array_size(json_object_get(object, "lines")), lines);
+    json_decref(object);
     assert_non_null(strstr(out, "attention"));
 }
 
