@@ -1,0 +1,497 @@
+/* Every operation on the device against its CPU twin, at awkward shapes (tests/gpu/cuda_test.h says what is wanted).
+ *
+ *     test_cuda_ops [NAME...]      only the families named: elementwise norm rope rows reduce loss image optim attention matmul
+ *
+ * Prints "N passed, N failed"; exit code 0 when nothing failed. */
+#include "gpu/cuda_test.h"
+
+#include "vendor/cublaslt.h"
+
+static const vla_dtype REAL[2] = {VLA_BF16, VLA_F32};
+#define EACH_TYPE(t) for (int t##_ = 0; t##_ < 2; t##_++) for (vla_dtype t = REAL[t##_], *once_ = &t; once_; once_ = NULL)
+#define EACH(type, name, ...)                                                                                          \
+    for (const type *name##_ = (const type[]){__VA_ARGS__}, *name##_end_ = name##_ + sizeof((const type[]){__VA_ARGS__}) / sizeof(type); \
+         name##_ < name##_end_; name##_++)                                                                             \
+        for (type name = *name##_, *name##_once_ = &name; name##_once_; name##_once_ = NULL)
+
+static const vlai_attrs none;
+
+static void elementwise(void)
+{
+    EACH(int64_t, n, 0, 1, 7, 8, 4095, 4101, 100003) {
+        EACH_TYPE(a) {
+            vlai_attrs factor = {.fill = {.value = -1.7}}, value = {.fill = {.value = 0.3, .dtype = a, .rank = 1}};
+            CHECK(scale, factor, exact, OPERANDS(reals(a, SHAPE1(n))), RESULTS(result(a, SHAPE1(n))), .over = 1);
+            CHECK(fill, value, exact, .n_in = 0, RESULTS(result(a, SHAPE1(n))));
+            CHECK(stop_gradient, none, exact, OPERANDS(reals(a, SHAPE1(n))), RESULTS(result(a, SHAPE1(n))));
+            CHECK(reshape, none, exact, OPERANDS(reals(a, SHAPE1(n))), RESULTS(result(a, SHAPE1(n))));
+            CHECK(silu, none, relative(4e-6), OPERANDS(reals_of(a, 8, SHAPE1(n))), RESULTS(result(a, SHAPE1(n))), .over = 1);
+            CHECK(gelu, none, relative(4e-6), OPERANDS(reals_of(a, 3, SHAPE1(n))), RESULTS(result(a, SHAPE1(n))), .over = 1);
+            EACH_TYPE(b) {
+                CHECK(cast, none, exact, OPERANDS(reals(a, SHAPE1(n))), RESULTS(result(b, SHAPE1(n))));
+                CHECK(add, none, exact, OPERANDS(reals(a, SHAPE1(n)), reals(b, SHAPE1(n))), RESULTS(result(a, SHAPE1(n))), .over = 3);
+                CHECK(sub, none, exact, OPERANDS(reals(a, SHAPE1(n)), reals(b, SHAPE1(n))), RESULTS(result(a, SHAPE1(n))), .over = 3);
+                CHECK(mul, none, exact, OPERANDS(reals(a, SHAPE1(n)), reals(b, SHAPE1(n))), RESULTS(result(a, SHAPE1(n))), .over = 3);
+                CHECK(silu_grad, none, relative(4e-6), OPERANDS(reals(a, SHAPE1(n)), reals_of(b, 8, SHAPE1(n))),
+                      RESULTS(result(a, SHAPE1(n))), .over = 3);
+                CHECK(gelu_grad, none, relative(4e-6), OPERANDS(reals(a, SHAPE1(n)), reals_of(b, 3, SHAPE1(n))),
+                      RESULTS(result(a, SHAPE1(n))), .over = 3);
+            }
+        }
+    }
+    tolerance two = {.rel = 4e-6, .roundings = 2}; /* silu is rounded before the product */
+    EACH(int64_t, rows, 0, 1, 3, 67)
+        EACH(int64_t, width, 1, 6, 12, 40, 3420)
+            EACH_TYPE(a) {
+                CHECK(swiglu, none, two, OPERANDS(reals_of(a, 4, SHAPE2(rows, 2 * width))), RESULTS(result(a, SHAPE2(rows, width))));
+                CHECK(swiglu_grad, none, two, OPERANDS(reals(a, SHAPE2(rows, width)), reals_of(a, 4, SHAPE2(rows, 2 * width))),
+                      RESULTS(result(a, SHAPE2(rows, 2 * width))));
+            }
+}
+
+static void norm(void)
+{
+    vlai_attrs a = {.norm = {.eps = 1e-6}};
+    tensor absent = {0};
+    EACH(int64_t, rows, 0, 1, 5, 130)
+        EACH(int64_t, cols, 1, 7, 64, 200, 512, 1280, 2048, 2056, 5120, 333)
+            EACH_TYPE(x)
+                EACH_TYPE(w) {
+                    tensor weight = reals(w, SHAPE1(cols)), unwanted = result(VLA_F32, SHAPE1(rows));
+                    CHECK(rms_norm, a, relative(1e-5), OPERANDS(reals(x, SHAPE2(rows, cols)), weight),
+                          RESULTS(result(x, SHAPE2(rows, cols)), result(VLA_F32, SHAPE1(rows))));
+                    absent = result(w, SHAPE1(cols));
+                    absent.data = NULL;
+                    unwanted = result(VLA_F32, SHAPE1(rows));
+                    unwanted.data = NULL;
+                    CHECK(rms_norm, a, relative(1e-5), OPERANDS(reals(x, SHAPE2(rows, cols)), absent),
+                          RESULTS(result(x, SHAPE2(rows, cols)), unwanted));
+                    tolerance within = {.row = 1e-5};
+                    tensor rstd = result(VLA_F32, SHAPE1(rows));
+                    for (int64_t i = 0; i < rows; i++)
+                        set_real(&rstd, i, 0.6 + 0.1 * random_value());
+                    CHECK(rms_norm_grad, a, within, OPERANDS(reals(x, SHAPE2(rows, cols)), reals(x, SHAPE2(rows, cols)), rstd,
+                                                             reals(w, SHAPE1(cols))),
+                          RESULTS(result(x, SHAPE2(rows, cols))), .over = 1);
+                    rstd = reals(VLA_F32, SHAPE1(rows));
+                    CHECK(rms_norm_grad, a, within, OPERANDS(reals(x, SHAPE2(rows, cols)), reals(x, SHAPE2(rows, cols)), rstd, absent),
+                          RESULTS(result(x, SHAPE2(rows, cols))), .over = 1);
+                    vlai_attrs to = {.norm = {.dtype = w}};
+                    CHECK(rms_norm_grad_weight, to, relative(1e-5),
+                          OPERANDS(reals(x, SHAPE2(rows, cols)), reals(x, SHAPE2(rows, cols)), reals(VLA_F32, SHAPE1(rows))),
+                          RESULTS(result(w, SHAPE1(cols))));
+                }
+    CHECK(rms_norm_grad_weight, none, relative(1e-5),
+          OPERANDS(reals(VLA_BF16, SHAPE2(3001, 768)), reals(VLA_BF16, SHAPE2(3001, 768)), reals(VLA_F32, SHAPE1(3001))),
+          RESULTS(result(VLA_F32, SHAPE1(768))));
+}
+
+static void rope(void)
+{
+    EACH(int64_t, n, 0, 1, 37, 300) {
+        EACH_TYPE(t) {
+            vlai_attrs plain = {.rope_table = {.base = 10000, .half = 20, .axes = 2, .restart = 1, .sections = {10, 10}, .dtype = t}};
+            vlai_attrs three = {.rope_table = {.base = 1e6, .half = 64, .axes = 3, .sections = {16, 24, 24}, .dtype = t}};
+            vlai_attrs wide = {.rope_table = {.base = 500, .half = 300, .axes = 3, .restart = 1, .sections = {0, 260, 40}, .dtype = t}};
+            CHECK(rope_table, plain, relative(1e-6), OPERANDS(ints(0, 40, SHAPE2(2, n))),
+                  RESULTS(result(t, SHAPE2(n, 20)), result(t, SHAPE2(n, 20))));
+            CHECK(rope_table, three, relative(1e-6), OPERANDS(ints(0, 4000, SHAPE2(3, n))),
+                  RESULTS(result(t, SHAPE2(n, 64)), result(t, SHAPE2(n, 64))));
+            CHECK(rope_table, wide, relative(1e-6), OPERANDS(ints(-9, 4000, SHAPE2(3, n))),
+                  RESULTS(result(t, SHAPE2(n, 300)), result(t, SHAPE2(n, 300))));
+            EACH(int, dim, 4, 64, 512) {
+                vlai_attrs s = {.sinusoid = {.dim = dim, .period = 10000}};
+                CHECK(sinusoid, s, relative(1e-6), OPERANDS(reals_of(t, 500, SHAPE1(n))), RESULTS(result(t, SHAPE2(n, dim))));
+            }
+            EACH_TYPE(table)
+                EACH(int, dim, 2, 20, 80, 128)
+                    for (int inverse = 0; inverse < 2; inverse++) {
+                        vlai_attrs r = {.rope = {.head_dim = dim, .inverse = inverse}};
+                        tolerance within = {.row = 1e-6};
+                        CHECK(rope, r, within, OPERANDS(reals(t, SHAPE2(n, 3 * dim)), reals(table, SHAPE2(n, dim / 2)),
+                                                        reals(table, SHAPE2(n, dim / 2))),
+                              RESULTS(result(t, SHAPE2(n, 3 * dim))), .over = 1);
+                    }
+        }
+    }
+}
+
+/* Different numbers below n in random order. */
+static tensor some_of(int64_t count, int64_t n)
+{
+    tensor all = ints(0, 1, SHAPE1(n)), some = ints(0, 1, SHAPE1(count));
+    int32_t *p = all.data;
+    for (int64_t i = 0; i < n; i++)
+        p[i] = (int32_t)i;
+    for (int64_t i = 0; i < count; i++) {
+        int64_t j = i + random_below(n - i);
+        int32_t swap = p[i];
+        p[i] = p[j];
+        p[j] = swap;
+        ((int32_t *)some.data)[i] = p[i];
+    }
+    return some;
+}
+
+static void rows(void)
+{
+    EACH(int64_t, cols, 1, 7, 12, 64, 264)
+        EACH_TYPE(t) {
+            EACH(int64_t, n, 0, 1, 33, 1200) {
+                vlai_attrs table = {.rows = {.rows = 50, .skip = -1, .dtype = t}}, skipping = {.rows = {.rows = 50, .skip = 3, .dtype = t}};
+                CHECK(gather_rows, table, exact, OPERANDS(reals(t, SHAPE2(50, cols)), ints(-3, 55, SHAPE1(n))), RESULTS(result(t, SHAPE2(n, cols))));
+                CHECK(scatter_add_rows, table, exact, OPERANDS(reals(t, SHAPE2(n, cols)), ints(-3, 55, SHAPE1(n))),
+                      RESULTS(result(t, SHAPE2(50, cols))));
+                CHECK(scatter_add_rows, skipping, exact, OPERANDS(reals(t, SHAPE2(n, cols)), ints(-3, 9, SHAPE1(n))),
+                      RESULTS(result(t, SHAPE2(50, cols))));
+                CHECK(put_rows, none, exact, OPERANDS(reals(t, SHAPE2(80, cols)), ints(-3, 90, SHAPE1(n)), reals(t, SHAPE2(n, cols))),
+                      RESULTS(result(t, SHAPE2(80, cols))), .over = 1);
+                CHECK(zero_rows, none, exact, OPERANDS(reals(t, SHAPE2(80, cols)), ints(-3, 90, SHAPE1(n))),
+                      RESULTS(result(t, SHAPE2(80, cols))), .over = 1);
+                CHECK(merge_rows, none, exact,
+                      OPERANDS(reals(t, SHAPE2(n, cols)), reals(t, SHAPE2(5, cols)), ints(-8, n + 3, SHAPE1(n + 5)),
+                               ints(0, n + 5, SHAPE1(n)), ints(0, n + 5, SHAPE1(5))),
+                      RESULTS(result(t, SHAPE2(n + 5, cols))));
+                vlai_attrs split = {.split = {.n = 3, .widths = {cols, 2 * cols, 3}}};
+                tensor unread = result(t, SHAPE2(n, 2 * cols));
+                unread.data = NULL;
+                CHECK(split_cols, split, exact, OPERANDS(reals(t, SHAPE2(n, 3 * cols + 3))),
+                      RESULTS(result(t, SHAPE2(n, cols)), unread, result(t, SHAPE2(n, 3))));
+                vlai_attrs even = {.split = {.n = 3, .widths = {cols, cols, 2 * cols}}};
+                CHECK(split_cols, even, exact, OPERANDS(reals(t, SHAPE2(n, 4 * cols))),
+                      RESULTS(result(t, SHAPE2(n, cols)), result(t, SHAPE2(n, cols)), result(t, SHAPE2(n, 2 * cols))));
+                CHECK(concat_cols, none, exact, OPERANDS(reals(t, SHAPE2(n, cols)), reals(t, SHAPE2(n, 1)), reals(t, SHAPE2(n, 3 * cols)), reals(t, SHAPE2(n, 2))),
+                      RESULTS(result(t, SHAPE2(n, 4 * cols + 3))));
+                vlai_attrs slice = {.slice = {.first = n / 3, .count = n / 2}}, pad = {.slice = {.first = 4, .count = n + 9}};
+                vlai_attrs count = {.slice = {.count = n}}, wide = {.slice = {.count = cols}};
+                CHECK(slice_rows, slice, exact, OPERANDS(reals(t, SHAPE2(n, cols))), RESULTS(result(t, SHAPE2(n / 2, cols))));
+                CHECK(slice_rows, slice, exact, OPERANDS(reals(t, SHAPE1(n))), RESULTS(result(t, SHAPE1(n / 2))));
+                CHECK(pad_rows, pad, exact, OPERANDS(reals(t, SHAPE2(n, cols))), RESULTS(result(t, SHAPE2(n + 9, cols))));
+                CHECK(concat_rows, none, exact, OPERANDS(reals(t, SHAPE2(n, cols)), reals(t, SHAPE2(3, cols))), RESULTS(result(t, SHAPE2(n + 3, cols))));
+                CHECK(expand_rows, count, exact, OPERANDS(reals(t, SHAPE1(cols))), RESULTS(result(t, SHAPE2(n, cols))));
+                CHECK(expand_cols, wide, exact, OPERANDS(reals(t, SHAPE1(n))), RESULTS(result(t, SHAPE2(n, cols))));
+                EACH_TYPE(s)
+                    CHECK(mul_rows, none, exact, OPERANDS(reals(t, SHAPE2(n, cols)), reals(s, SHAPE1(n))), RESULTS(result(t, SHAPE2(n, cols))), .over = 1);
+            }
+            vlai_attrs each = {.rows = {.rows = 700, .skip = -1, .dtype = VLA_F32}};
+            CHECK(scatter_add_rows, each, exact, OPERANDS(reals(t, SHAPE2(600, cols)), some_of(600, 700)), RESULTS(result(VLA_F32, SHAPE2(700, cols))));
+        }
+    vlai_attrs big = {.rows = {.rows = 5000, .skip = 17, .dtype = VLA_BF16}};
+    CHECK(scatter_add_rows, big, exact, OPERANDS(reals(VLA_BF16, SHAPE2(6761, 136)), ints(0, 900, SHAPE1(6761))), RESULTS(result(VLA_BF16, SHAPE2(5000, 136))));
+    CHECK(gather_rows, big, exact, OPERANDS(ints(-99, 99, SHAPE1(77)), ints(-2, 80, SHAPE1(500))), RESULTS(result(VLA_I32, SHAPE1(500))));
+    CHECK(gather_rows, big, exact, OPERANDS(ints(-99, 99, SHAPE2(77, 2)), ints(-2, 80, SHAPE1(500))), RESULTS(result(VLA_I32, SHAPE2(500, 2))));
+}
+
+static void reduce(void)
+{
+    EACH(int64_t, n, 0, 1, 5, 100, 2000)
+        EACH(int64_t, cols, 1, 7, 64, 300, 1288)
+            EACH_TYPE(x)
+                EACH_TYPE(y) {
+                    vlai_attrs to = {.matmul = {.dtype = y}};
+                    CHECK(row_sum, none, relative(1e-5), OPERANDS(reals(x, SHAPE2(n, cols))), RESULTS(result(y, SHAPE1(n))));
+                    CHECK(col_sum, to, relative(1e-5), OPERANDS(reals(x, SHAPE2(n, cols))), RESULTS(result(y, SHAPE1(cols))));
+                }
+}
+
+static void loss(void)
+{
+    EACH_TYPE(t) {
+        EACH(int64_t, n, 1, 33, 900)
+            EACH(int64_t, cols, 1, 7, 32) {
+                tensor mask = reals(t, SHAPE2(n, cols));
+                for (int64_t i = 0; i < mask.n; i++)
+                    set_real(&mask, i, i == 0 || random_below(3) > 0);
+                CHECK(masked_mse, none, relative(1e-5), OPERANDS(reals(t, SHAPE2(n, cols)), reals(t, SHAPE2(n, cols)), mask),
+                      RESULTS(result(VLA_F32, SHAPE1(1)), result(t, SHAPE2(n, cols)), result(VLA_F32, SHAPE1(1))));
+                mask = reals(t, SHAPE2(n, cols));
+                tensor count = result(VLA_F32, SHAPE1(1));
+                set_real(&count, 0, 5);
+                CHECK(masked_mse_grad, none, relative(1e-5),
+                      OPERANDS(reals(VLA_F32, SHAPE1(1)), reals(t, SHAPE2(n, cols)), reals(t, SHAPE2(n, cols)), mask, count),
+                      RESULTS(result(t, SHAPE2(n, cols))));
+            }
+        EACH(int64_t, n, 1, 9, 300)
+            EACH(int64_t, classes, 1, 5, 512, 4099, 5120) {
+                for (int kind = 0; kind < 2; kind++) { /* kind 1: nothing counts */
+                    int64_t low = kind ? -9 : -1, high = kind ? 0 : classes + 1;
+                    CHECK(cross_entropy, none, relative(1e-5), OPERANDS(reals_of(t, 6, SHAPE2(n, classes)), ints(low, high, SHAPE1(n))),
+                          RESULTS(result(VLA_F32, SHAPE1(1)), result(VLA_F32, SHAPE1(n)), result(VLA_F32, SHAPE1(1))));
+                    tensor count = result(VLA_F32, SHAPE1(1));
+                    set_real(&count, 0, 3);
+                    CHECK(cross_entropy_grad, none, relative(1e-5),
+                          OPERANDS(reals(VLA_F32, SHAPE1(1)), reals_of(t, 6, SHAPE2(n, classes)), ints(low, high, SHAPE1(n)), count),
+                          RESULTS(result(t, SHAPE2(n, classes))));
+                }
+            }
+    }
+    CHECK(cross_entropy, none, relative(1e-5), OPERANDS(reals_of(VLA_F32, 20, SHAPE2(5, 151936)), ints(-1, 151936, SHAPE1(5))),
+          RESULTS(result(VLA_F32, SHAPE1(1)), result(VLA_F32, SHAPE1(5)), result(VLA_F32, SHAPE1(1))));
+}
+
+static void image(void)
+{
+    EACH_TYPE(t)
+        EACH(int, side, 1, 5, 14)
+            EACH(int, temporal, 1, 2) {
+                int64_t width = 6 * side, bytes = 3 * width * width;
+                tensor pixels = result(VLA_U8, SHAPE1(bytes)), patches = ints(0, 1, SHAPE2(40, 3));
+                for (int64_t i = 0; i < bytes; i++)
+                    ((uint8_t *)pixels.data)[i] = (uint8_t)random_bits();
+                for (int64_t p = 0; p < 40; p++) {
+                    int32_t *patch = (int32_t *)patches.data + 3 * p;
+                    patch[0] = (int32_t)(3 * (random_below(6 * side) * width + random_below(5 * side + 1))); /* some stick out below */
+                    patch[1] = (int32_t)(3 * width);
+                    patch[2] = 0;
+                    if (p == 39)
+                        patch[0] = -5;
+                }
+                vlai_attrs a = {.patchify = {.patch = side, .temporal = temporal, .mean = {0.48f, 0.45f, 0.4f}, .std = {0.27f, 0.26f, 0.28f}, .dtype = t}};
+                CHECK(patchify, a, exact, OPERANDS(pixels, patches), RESULTS(result(t, SHAPE2(40, 3 * temporal * side * side))));
+            }
+}
+
+static tensor doubles(int64_t n, const double *x)
+{
+    tensor t = result(VLA_F64, SHAPE1(n));
+    memcpy(t.data, x, (size_t)n * sizeof *x);
+    return t;
+}
+
+static tensor moments(vla_dtype dtype, int64_t n) /* not negative */
+{
+    tensor t = result(dtype, SHAPE1(n));
+    for (int64_t i = 0; i < n; i++)
+        set_real(&t, i, fabs(random_value()) * 1e-3);
+    return t;
+}
+
+static tensor low_bits(int64_t n)
+{
+    tensor t = result(VLA_U16, SHAPE1(n));
+    for (int64_t i = 0; i < n; i++)
+        ((uint16_t *)t.data)[i] = (uint16_t)random_bits();
+    return t;
+}
+
+static void optim(void)
+{
+    EACH(int64_t, n, 0, 1, 7, 2048, 20003, 200001) {
+        EACH_TYPE(a) {
+            EACH_TYPE(b) {
+                CHECK(copy, none, exact, OPERANDS(reals(a, SHAPE1(n))), RESULTS(result(b, SHAPE1(n))));
+                CHECK(accumulate, none, exact, OPERANDS(reals(a, SHAPE1(n)), reals(b, SHAPE1(n))), .writes = 1);
+            }
+            vlai_attrs third = {.clip = {.index = 2}};
+            CHECK(sum_squares, third, relative(1e-6), OPERANDS(reals(a, SHAPE1(n)), doubles(4, (double[]){1, 2, 3, 4})), .writes = 2);
+        }
+        if (n)
+            for (int skip = 0; skip < 2; skip++)
+                EACH_TYPE(g)
+                    EACH_TYPE(m)
+                        for (int kind = 0; kind < 4; kind++) { /* split master, bf16, fp32, split master without gradient */
+                            vla_dtype p = kind == 2 ? VLA_F32 : VLA_BF16;
+                            vlai_attrs a = {.adamw = {.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .group = 1}};
+                            tensor gradient = reals(g, SHAPE1(n)), low = low_bits(n);
+                            gradient.data = kind == 3 ? NULL : gradient.data;
+                            low.data = kind == 0 || kind == 3 ? low.data : NULL;
+                            CHECK(adamw, a, exact, OPERANDS(reals(p, SHAPE1(n)), gradient, reals_of(m, 1e-2, SHAPE1(n)), moments(m, n),
+                                                            doubles(4, (double[]){0.271, 0.1426, 1e-3, 3e-4}),
+                                                            doubles(3, (double[]){4.1, 0.24, skip ? 0 : 1}), low),
+                                  .writes = 0x4D);
+                        }
+    }
+    vlai_attrs clip = {.clip = {.max_norm = 1}}, free_ = none;
+    CHECK(clip_factor, clip, relative(1e-12), OPERANDS(doubles(3, (double[]){1, 2, 3})), RESULTS(result(VLA_F64, SHAPE1(3))));
+    CHECK(clip_factor, clip, relative(1e-12), OPERANDS(doubles(3, (double[]){1e-3, 2e-4, 3e-2})), RESULTS(result(VLA_F64, SHAPE1(3))));
+    CHECK(clip_factor, free_, relative(1e-12), OPERANDS(doubles(3, (double[]){1, 2, 300})), RESULTS(result(VLA_F64, SHAPE1(3))));
+    CHECK(clip_factor, clip, relative(1e-12), OPERANDS(doubles(2, (double[]){1, INFINITY})), RESULTS(result(VLA_F64, SHAPE1(3))));
+}
+
+typedef enum mask_kind { CAUSAL, FULL, MIXED } mask_kind;
+
+typedef struct mask {
+    int64_t keys;
+    tensor qpos, rows, cols;
+} mask;
+
+/* Segments one after another. MIXED: the last quarter of a segment sees itself whole; keys of the first quarter have a hole
+ * over the first half of that block; every 7th key and every 11th query is hidden. */
+static mask masks(mask_kind kind, int n, const int64_t *lengths)
+{
+    mask m = {0};
+    for (int s = 0; s < n; s++)
+        m.keys += lengths[s];
+    m.qpos = ints(0, 1, SHAPE1(m.keys));
+    m.rows = ints(0, 1, SHAPE2(m.keys, 2));
+    m.cols = ints(0, 1, SHAPE2(m.keys, 4));
+    int64_t first = 0;
+    for (int s = 0; s < n; first += lengths[s++]) {
+        int64_t end = first + lengths[s], block = first + lengths[s] * 3 / 4;
+        for (int64_t i = first; i < end; i++) {
+            int32_t *row = (int32_t *)m.rows.data + 2 * i, *col = (int32_t *)m.cols.data + 4 * i;
+            ((int32_t *)m.qpos.data)[i] = (int32_t)i;
+            row[0] = (int32_t)first;
+            row[1] = (int32_t)(kind == CAUSAL ? i + 1 : end);
+            col[0] = (int32_t)(kind == FULL ? first : kind == MIXED && i >= block ? block : i);
+            col[1] = (int32_t)end;
+            if (kind == MIXED && i < first + lengths[s] / 4) {
+                col[2] = (int32_t)block;
+                col[3] = (int32_t)((block + end) / 2);
+            }
+            if (kind == MIXED && i % 7 == 3)
+                memset(col, 0, 4 * sizeof *col);
+            if (kind == MIXED && i % 11 == 5)
+                row[0] = row[1] = 0;
+        }
+    }
+    return m;
+}
+
+/* Every third query, in order. */
+static void thin(mask *m)
+{
+    int64_t n = (m->keys + 2) / 3;
+    tensor qpos = ints(0, 1, SHAPE1(n)), rows = ints(0, 1, SHAPE2(n, 2));
+    for (int64_t i = 0; i < n; i++) {
+        ((int32_t *)qpos.data)[i] = ((int32_t *)m->qpos.data)[3 * i];
+        memcpy((int32_t *)rows.data + 2 * i, (int32_t *)m->rows.data + 6 * i, 2 * sizeof(int32_t));
+    }
+    m->qpos = qpos;
+    m->rows = rows;
+}
+
+static mask make_mask(mask_kind kind, int thinned, int n, const int64_t *lengths)
+{
+    mask m = masks(kind, n, lengths);
+    if (thinned)
+        thin(&m);
+    return m;
+}
+
+static void attention_case(vla_dtype t, mask_kind kind, int thinned, int n, const int64_t *lengths, int heads, int kv_heads, int dim)
+{
+    vlai_attrs a = {.attention = {.heads = heads, .kv_heads = kv_heads, .head_dim = dim, .scale = 1 / sqrt(dim)}};
+    /* bf16: scores and their gradients are rounded to bf16 (2^-9) between the two products of each. */
+    tolerance within = {.row = t == VLA_BF16 ? 0x1p-7 : 2e-5}, grad = {.row = t == VLA_BF16 ? 0x1p-6 : 5e-5};
+    mask m = make_mask(kind, thinned, n, lengths);
+    int64_t queries = m.qpos.n;
+    tensor q = reals(t, SHAPE2(queries, heads * dim)), k = reals(t, SHAPE2(m.keys, kv_heads * dim)), v = reals(t, SHAPE2(m.keys, kv_heads * dim));
+    CHECK(attention, a, within, OPERANDS(q, k, v, m.qpos, m.rows, m.cols), RESULTS(result(t, SHAPE2(queries, heads * dim)), result(VLA_F32, SHAPE2(queries, heads))));
+
+    m = make_mask(kind, thinned, n, lengths);
+    q = reals(t, SHAPE2(queries, heads * dim));
+    k = reals(t, SHAPE2(m.keys, kv_heads * dim));
+    v = reals(t, SHAPE2(m.keys, kv_heads * dim));
+    tensor o = result(t, SHAPE2(queries, heads * dim)), lse = result(VLA_F32, SHAPE2(queries, heads));
+    op_case forward = {.op = VLAI_OP_attention, .cpu = vlai_cpu_attention_float, .node = {.attrs = a},
+                       OPERANDS(q, k, v, m.qpos, m.rows, m.cols), RESULTS(o, lse)};
+    void *out[VLAI_MAX_OUTPUTS] = {0}, *written[VLAI_MAX_INPUTS] = {0};
+    fill_graph(&forward);
+    run_twin(&forward, out, written);
+    for (int64_t i = 0; i < o.n; i++)
+        set_real(&o, i, (double)((float *)out[0])[i]);
+    if (lse.n)
+        memcpy(lse.data, out[1], bytes_of(&lse));
+    CHECK(attention_grad, a, grad, OPERANDS(reals(t, SHAPE2(queries, heads * dim)), q, k, v, o, lse, m.qpos, m.rows, m.cols),
+          RESULTS(result(t, SHAPE2(queries, heads * dim)), result(t, SHAPE2(m.keys, kv_heads * dim)), result(t, SHAPE2(m.keys, kv_heads * dim))));
+}
+
+static void attention(void)
+{
+    EACH_TYPE(t) {
+        EACH(int, dim, 16, 20, 32, 64, 72, 80, 96, 128)
+            EACH(mask_kind, kind, CAUSAL, FULL, MIXED) {
+                attention_case(t, kind, 0, 1, (int64_t[]){1}, 1, 1, dim);
+                attention_case(t, kind, 0, 3, (int64_t[]){5, 70, 133}, 4, 2, dim);
+                attention_case(t, kind, 1, 3, (int64_t[]){64, 70, 201}, 2, 1, dim);
+            }
+        attention_case(t, FULL, 0, 7, (int64_t[]){64, 16, 4, 64, 8, 32, 64}, 3, 3, 80); /* windows */
+        attention_case(t, CAUSAL, 0, 4, (int64_t[]){270, 270, 270, 270}, 8, 1, 128);
+        attention_case(t, MIXED, 0, 3, (int64_t[]){270, 511, 64}, 4, 1, 128);
+        attention_case(t, MIXED, 0, 2, (int64_t[]){40, 90}, 2, 1, 144); /* plain kernels only */
+        attention_case(t, CAUSAL, 0, 40, (int64_t[]){150, 3, 150, 3, 150, 3, 150, 3, 150, 3, 150, 3, 150, 3, 150, 3, 150, 3, 150, 3,
+                                                     150, 3, 150, 3, 150, 3, 150, 3, 150, 3, 150, 3, 150, 3, 150, 3, 150, 3, 150, 3},
+                       2, 2, 32);
+        attention_case(t, FULL, 0, 1, (int64_t[]){4500}, 2, 1, 16); /* more than one round of query tiles */
+    }
+}
+
+static void *blas_handle;
+
+static void *prepare_matmul(const op_case *c)
+{
+    static vlai_gemm *last;
+    const vlai_attrs *a = &c->node.attrs;
+    int ta = a->matmul.transpose_a, tb = a->matmul.transpose_b;
+    vlai_gemm_shape shape = {.m = c->in[0].shape[ta ? 1 : 0], .k = c->in[0].shape[ta ? 0 : 1], .n = c->in[1].shape[tb ? 0 : 1], .transpose_a = ta,
+                             .transpose_b = tb, .bias = c->n_in > 2, .operand = c->in[0].dtype, .result = c->out[0].dtype,
+                             .bias_type = c->n_in > 2 ? c->in[2].dtype : VLA_DTYPE_NONE};
+    vlai_cublaslt_release(last);
+    last = NULL;
+    int code = vlai_cublaslt_prepare(blas_handle, &shape, c->workspace(&c->graph, &c->node), &last);
+    if (code)
+        fail("cuBLASLt: %s", vlai_cublaslt_error(code));
+    return last;
+}
+
+static void matmul(void)
+{
+    int code = vlai_cublaslt_open(&blas_handle);
+    if (code) {
+        fail("cuBLASLt: %s", vlai_cublaslt_error(code));
+        test_state.failed++;
+        return;
+    }
+    EACH_TYPE(t)
+        for (int ta = 0; ta < 2; ta++)
+            for (int tb = 0; tb < 2; tb++)
+                EACH(int64_t, m, 8, 40, 264)
+                    EACH(int64_t, k, 16, 72, 512) {
+                        int64_t n = 136;
+                        vlai_attrs a = {.matmul = {.transpose_a = ta, .transpose_b = tb, .dtype = t}};
+                        tolerance within = {.row = 1e-5};
+                        CHECK(matmul, a, within, OPERANDS(reals(t, 2, ta ? (int64_t[]){k, m} : (int64_t[]){m, k}), reals(t, 2, tb ? (int64_t[]){n, k} : (int64_t[]){k, n})),
+                              RESULTS(result(t, SHAPE2(m, n))), .prepare = prepare_matmul, .aligned_only = 1);
+                        if (!ta && tb)
+                            CHECK(matmul, a, within, OPERANDS(reals(t, SHAPE2(m, k)), reals(t, SHAPE2(n, k)), reals(t, SHAPE1(n))),
+                                  RESULTS(result(t, SHAPE2(m, n))), .prepare = prepare_matmul, .aligned_only = 1);
+                    }
+    vlai_cublaslt_close(blas_handle);
+}
+
+int main(int argc, char **argv)
+{
+    static const struct {
+        const char *name;
+        void (*run)(void);
+    } families[] = {{"elementwise", elementwise}, {"norm", norm},   {"rope", rope},   {"rows", rows},           {"reduce", reduce},
+                    {"loss", loss},               {"image", image}, {"optim", optim}, {"attention", attention}, {"matmul", matmul}};
+    int count = 0;
+    vlai_device_info info = {0};
+    int code = vlai_device_count(&count);
+    if (!code && count)
+        code = vlai_device_select(0, &info);
+    if (code || !count) {
+        printf("no CUDA device: %s\n", code ? vlai_device_error(code) : "none found");
+        return 77;
+    }
+    test_state.multiprocessors = info.multiprocessors;
+    if (!DEVICE(vlai_device_stream_create(&test_state.stream)))
+        return 2;
+    printf("%s, compute capability %d.%d\n", info.name, info.major, info.minor);
+    for (size_t f = 0; f < sizeof families / sizeof *families; f++) {
+        int wanted = argc < 2;
+        for (int i = 1; i < argc; i++)
+            wanted |= !strcmp(argv[i], families[f].name);
+        if (!wanted)
+            continue;
+        long passed = test_state.passed, failed = test_state.failed;
+        families[f].run();
+        printf("%-12s %5ld passed, %ld failed\n", families[f].name, test_state.passed - passed, test_state.failed - failed);
+        fflush(stdout);
+    }
+    vlai_device_stream_destroy(test_state.stream);
+    printf("%ld passed, %ld failed\n", test_state.passed, test_state.failed);
+    return test_state.failed > 0;
+}
