@@ -20,6 +20,7 @@ typedef int (*command_fn)(int argc, char **argv);
 
 /* Prints "vla NAME: message" and the hint to stderr; returns the exit code that belongs to the status. */
 int command_fail(const char *name, const vla_error *err);
+int command_exit_code(vla_status status);
 /* Prints the text when argv holds --help or -h; true when it did. */
 int command_help(int argc, char **argv, const char *text);
 /* Says that an argument is not understood, naming the nearest known one. Returns EXIT_USAGE. */
@@ -33,6 +34,7 @@ int command_unknown(const char *name, const char *argument, const char *const *k
     X(convert, "rewrite a checkpoint fused or unfused") \
     X(predict, "open-loop evaluation of a checkpoint on held-out episodes") \
     X(report, "one HTML page for a run") \
+    X(preflight, "check everything that a training run will need") \
     X(init, "write a model with random weights") \
     X(synth, "write a synthetic LeRobot dataset") \
     X(inspect, "show a plan or a graph") \

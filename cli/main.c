@@ -26,12 +26,10 @@ static int same_name(const char *name, const char *typed)
     return *name == *typed;
 }
 
-int command_fail(const char *name, const vla_error *err)
+int command_exit_code(vla_status status)
 {
-    fprintf(stderr, "vla %s: %s\n", name, err->message);
-    if (err->hint[0])
-        fprintf(stderr, "  hint: %s\n", err->hint);
-    switch (err->status) {
+    switch (status) {
+    case VLA_OK: return EXIT_DONE;
     case VLA_E_INVALID:
     case VLA_E_UNSUPPORTED: return EXIT_USAGE;
     case VLA_E_NOMEM:
@@ -41,6 +39,14 @@ int command_fail(const char *name, const vla_error *err)
     case VLA_E_CANCELLED: return EXIT_SAVED;
     default: return EXIT_DATA;
     }
+}
+
+int command_fail(const char *name, const vla_error *err)
+{
+    fprintf(stderr, "vla %s: %s\n", name, err->message);
+    if (err->hint[0])
+        fprintf(stderr, "  hint: %s\n", err->hint);
+    return command_exit_code(err->status);
 }
 
 int command_help(int argc, char **argv, const char *text)

@@ -134,12 +134,26 @@ size_t vla_store_bytes(const vla_store *store, vla_store_kind kind, vla_numerics
     return total;
 }
 
-vla_status vla_store_allocate(vla_store *store, vla_numerics numerics, vla_store_use use, vla_error *err)
+void vlai_store_lay_out(vla_store *store, vla_numerics numerics, vla_store_use use)
 {
     store->numerics = numerics;
     store->use = use;
     for (int k = 0; k < VLA_STORE_KINDS; k++) {
-        size_t total = vla_store_bytes(store, k, numerics, use), offset = 0;
+        size_t offset = 0;
+        for (size_t i = 0; i < store->count; i++) {
+            vlai_param *p = &store->params[i];
+            p->dtype[k] = stored_type(p, k, numerics, use);
+            p->offset[k] = offset;
+            offset += padded((size_t)p->elements * vla_dtype_size(p->dtype[k]));
+        }
+    }
+}
+
+vla_status vla_store_allocate(vla_store *store, vla_numerics numerics, vla_store_use use, vla_error *err)
+{
+    vlai_store_lay_out(store, numerics, use);
+    for (int k = 0; k < VLA_STORE_KINDS; k++) {
+        size_t total = vla_store_bytes(store, k, numerics, use);
         if (total == 0 && k != VLA_STORE_WEIGHT)
             continue;
         store->arena[k] = vlai_alloc_aligned(total ? total : 1, 4096);
@@ -147,12 +161,6 @@ vla_status vla_store_allocate(vla_store *store, vla_numerics numerics, vla_store
             return vlai_nomem(err, total);
         memset(store->arena[k], 0, total);
         store->bytes[k] = total;
-        for (size_t i = 0; i < store->count; i++) {
-            vlai_param *p = &store->params[i];
-            p->dtype[k] = stored_type(p, k, numerics, use);
-            p->offset[k] = offset;
-            offset += padded((size_t)p->elements * vla_dtype_size(p->dtype[k]));
-        }
     }
     return VLA_OK;
 }

@@ -31,4 +31,7 @@ struct vla_store {
     void *device[VLA_STORE_KINDS];
 };
 
+/* Types and offsets without memory, for plans of runs that will not be started. */
+void vlai_store_lay_out(vla_store *store, vla_numerics numerics, vla_store_use use);
+
 #endif

@@ -1,0 +1,346 @@
+/* The memory of a run: prompts of the data set, a batch as large as chance will bring, plans, and what else there is. */
+#include "base/fail.h"
+#include "base/memory.h"
+#include "train/contract_config.h"
+#include "train/loader.h"
+#include "train/preflight_internal.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { ROWS = 2000, WRITTEN_ROWS = 400 /* with the state in the prompt each row is tokenised */ };
+
+/* Makes prompts of rows without decoding pictures: their sizes are declared, and their content does not matter. */
+typedef struct prompts {
+    vla_dataset *set;
+    const vlai_contract *contract;
+    vlai_tokenizer *tok;
+    vlai_sampler *sampler;
+    const float *states;
+    int64_t state_dims, action_dims;
+    float *actions;   /* zeros */
+    uint8_t *pixels;  /* the same bytes for all cameras */
+    vla_picture pictures[VLAI_MAX_CAMERAS];
+    int64_t rows[ROWS], tokens[ROWS], count;
+} prompts;
+
+static void prompts_fini(prompts *p)
+{
+    vlai_sampler_destroy(p->sampler);
+    vlai_tokenizer_close(p->tok);
+    vlai_free(p->actions);
+    vlai_free(p->pixels);
+}
+
+static vla_status prompts_open(prompts *p, const look *l, vla_error *err)
+{
+    const vlai_wallx_setup *s = vlai_wallx_task_setup(l->task);
+    const float *actions;
+    size_t most = 1;
+    p->set = s->set;
+    p->contract = s->contract;
+    VLA_TRY(vlai_config_tokenizer(l->config, &p->tok, err));
+    VLA_TRY(vlai_sampler_create(p->contract, p->tok, &p->sampler, err));
+    VLA_TRY(vla_dataset_numbers(p->set, p->contract->state_key, &p->states, &p->state_dims, err));
+    VLA_TRY(vla_dataset_numbers(p->set, p->contract->action_key, &actions, &p->action_dims, err));
+    for (size_t i = 0; i < p->contract->camera_count; i++) {
+        const vla_feature *f;
+        VLA_TRY(vla_dataset_need_camera(p->set, p->contract->cameras[i].key, &f, err));
+        if (f->width < 1 || f->height < 1 || f->width > 1 << 15 || f->height > 1 << 15)
+            return vlai_fail(err, VLA_E_FORMAT, "camera '%s' declares pictures of %" PRId64 " x %" PRId64, f->name, f->width, f->height);
+        p->pictures[i] = (vla_picture){NULL, f->width, f->height};
+        size_t bytes = (size_t)(f->width * f->height) * 3;
+        most = bytes > most ? bytes : most;
+    }
+    p->pixels = vlai_calloc(most, 1);
+    p->actions = vlai_calloc((size_t)(p->contract->horizon * p->action_dims), sizeof *p->actions);
+    if (!p->pixels || !p->actions)
+        return vlai_nomem(err, most);
+    for (size_t i = 0; i < p->contract->camera_count; i++)
+        p->pictures[i].data = p->pixels;
+    return VLA_OK;
+}
+
+static vla_status prompt_of(prompts *p, int64_t row, vlai_sample *out, vla_error *err)
+{
+    vlai_sample_input in = {.state = p->states + row * p->state_dims, .state_dims = p->state_dims, .action = p->actions,
+                            .action_dims = p->action_dims, .pictures = p->pictures, .task = vla_dataset_task(p->set, row), .row = row};
+    return vlai_sampler_prepare(p->sampler, &in, out, err);
+}
+
+/* Lengths at rows spread over the set. A prompt without the state depends on the instruction alone and is made once for it. */
+static vla_status measure_prompts(prompts *p, vla_error *err)
+{
+    int64_t rows = vla_dataset_info_get(p->set)->rows, wanted = p->contract->state_string ? WRITTEN_ROWS : ROWS;
+    vlai_sample sample = {0};
+    vla_status status = VLA_OK;
+    p->count = rows < wanted ? rows : wanted;
+    for (int64_t k = 0; k < p->count && status == VLA_OK; k++) {
+        p->rows[k] = k * rows / p->count;
+        const char *task = vla_dataset_task(p->set, p->rows[k]);
+        p->tokens[k] = -1;
+        for (int64_t i = k - 1; i >= 0 && p->tokens[k] < 0 && !p->contract->state_string; i--)
+            if (vla_dataset_task(p->set, p->rows[i]) == task || !strcmp(vla_dataset_task(p->set, p->rows[i]), task))
+                p->tokens[k] = p->tokens[i];
+        if (p->tokens[k] >= 0)
+            continue;
+        status = prompt_of(p, p->rows[k], &sample, err);
+        p->tokens[k] = (int64_t)sample.ids.count;
+    }
+    vlai_sample_fini(&sample);
+    return status;
+}
+
+/* Tokens of the largest batch that chance will bring: three deviations above the mean of a sum, never more than all longest. */
+static int64_t batch_tokens(const prompts *p, int64_t batch, int64_t *longest)
+{
+    double sum = 0, squares = 0, n = (double)p->count;
+    *longest = 0;
+    for (int64_t k = 0; k < p->count; k++) {
+        sum += (double)p->tokens[k];
+        squares += (double)p->tokens[k] * (double)p->tokens[k];
+        *longest = p->tokens[k] > *longest ? p->tokens[k] : *longest;
+    }
+    double mean = sum / n, deviation = sqrt(fmax(0, squares / n - mean * mean));
+    double most = (double)batch * mean + 3 * deviation * sqrt((double)batch);
+    return (int64_t)ceil(fmin(most, (double)(batch * *longest)));
+}
+
+/* The measured row whose prompt is nearest to `tokens`. */
+static int64_t nearest_row(const prompts *p, int64_t tokens)
+{
+    int64_t best = 0;
+    for (int64_t k = 1; k < p->count; k++)
+        if (llabs(p->tokens[k] - tokens) < llabs(p->tokens[best] - tokens))
+            best = k;
+    return best;
+}
+
+typedef struct slots {
+    const vla_samples *samples;
+    void **items;
+    int64_t count;
+} slots;
+
+static void slots_fini(slots *s)
+{
+    for (int64_t i = 0; i < s->count; i++)
+        s->samples->slot_destroy(s->samples->user, s->items[i]);
+    vlai_free(s->items);
+}
+
+/* Fills as many slots as the larger batch needs, so that any leading part of them has its share of the tokens. */
+static vla_status fill_slots(prompts *p, const vla_samples *samples, int64_t count, int64_t total, slots *out, vla_error *err)
+{
+    out->samples = samples;
+    out->items = vlai_calloc((size_t)count, sizeof *out->items);
+    if (!out->items)
+        return vlai_nomem(err, (size_t)count * sizeof *out->items);
+    int64_t given = 0;
+    for (; out->count < count; out->count++) {
+        VLA_TRY(samples->slot_create(samples->user, &out->items[out->count], err));
+        int64_t due = (int64_t)ceil((double)total * (double)(out->count + 1) / (double)count) - given;
+        int64_t k = nearest_row(p, due);
+        vlai_wallx_slot *slot = out->items[out->count];
+        vla_status status = prompt_of(p, p->rows[k], &slot->sample, err);
+        if (status != VLA_OK) {
+            out->count++; /* it was made, and is released with the others */
+            return status;
+        }
+        given += p->tokens[k];
+    }
+    return VLA_OK;
+}
+
+static size_t slot_bytes(const vlai_wallx_slot *s)
+{
+    const vlai_sample *m = &s->sample;
+    return sizeof *s + m->pixel_capacity + m->number_capacity + m->prompt.capacity + m->text.capacity + m->ids.capacity * sizeof *m->ids.data +
+           (size_t)(m->horizon * m->action_width) * sizeof(float);
+}
+
+/* What a worker takes, by making two and reading a sample with each: the first also loads what all share. */
+static vla_status measure_worker(const vlai_wallx_setup *s, size_t *bytes, vla_error *err)
+{
+    void *workers[2] = {NULL, NULL}, *slot = NULL;
+    size_t before = 0;
+    vla_status status = s->samples.slot_create(s->samples.user, &slot, err);
+    for (int i = 0; i < 2 && status == VLA_OK; i++) {
+        before = vlai_anonymous_bytes();
+        status = s->samples.worker_create(s->samples.user, &workers[i], err);
+        for (int64_t k = 0; k < 4 && status == VLA_OK; k++) { /* rows of several files */
+            vla_sample_key key = {.place = k * (s->samples.count - 1) / 3, .stream = VLA_SAMPLES_TRAIN};
+            key.position = (uint64_t)key.place;
+            status = s->samples.read(s->samples.user, workers[i], &key, slot, err);
+        }
+    }
+    size_t after = vlai_anonymous_bytes();
+    *bytes = after > before ? after - before : 0;
+    for (int i = 0; i < 2; i++)
+        if (workers[i])
+            s->samples.worker_destroy(s->samples.user, workers[i]);
+    if (slot)
+        s->samples.slot_destroy(s->samples.user, slot);
+    return status;
+}
+
+/* ---- settings that fit ---- */
+
+static size_t peak_of(const vlai_wallx_setup *s, const slots *slots, const vlai_run_settings *settings, size_t available,
+                      const vlai_run_memory *base)
+{
+    vlai_run_memory m = {.loader = base->loader, .process = base->process};
+    vla_error ignored = VLA_ERROR_INIT;
+    vla_status status = vlai_run_memory_plan(&s->model, &s->options.adamw, slots->items, settings, available, &m, &ignored);
+    return status == VLA_OK ? m.total - m.snapshot : SIZE_MAX; /* the snapshot gives way by itself */
+}
+
+static void offer(vlai_preflight *out, size_t total, size_t limit, const char *text)
+{
+    if (total > limit || out->fit_count == VLAI_PREFLIGHT_FITS)
+        return;
+    snprintf(out->fits[out->fit_count].text, sizeof out->fits->text, "%s", text);
+    out->fits[out->fit_count++].total = total;
+}
+
+/* The largest batch that fits with these settings, 0 when none does. Memory grows with the batch. */
+static int64_t largest_batch(const vlai_wallx_setup *s, const slots *slots, vlai_run_settings settings, size_t limit, size_t available,
+                             const vlai_run_memory *base, size_t *total)
+{
+    int64_t fits = 0, too_much = settings.batch, all = settings.batch * settings.accumulation;
+    while (too_much - fits > 1 + too_much / 16) { /* near enough */
+        settings.batch = fits + (too_much - fits) / 2;
+        settings.accumulation = (all + settings.batch - 1) / settings.batch;
+        size_t peak = peak_of(s, slots, &settings, available, base);
+        if (peak <= limit) {
+            fits = settings.batch;
+            *total = peak;
+        } else {
+            too_much = settings.batch;
+        }
+    }
+    return fits;
+}
+
+static void find_settings(look *l, const vlai_wallx_setup *s, const slots *slots, const vlai_run_settings *now, size_t limit)
+{
+    vlai_preflight *out = l->out;
+    char text[160];
+    vlai_run_settings less = *now;
+    size_t total = 0;
+    less.layout = VLA_MEMORY_LIFETIMES;
+    if (now->recompute == VLA_RECOMPUTE_NONE) {
+        less.recompute = VLA_RECOMPUTE_CHEAP;
+        offer(out, peak_of(s, slots, &less, out->available, &out->memory), limit, "WALLX_PERF_ALLOC=1 in the environment");
+    }
+    if (now->recompute != VLA_RECOMPUTE_LAYER || now->layout != VLA_MEMORY_LIFETIMES) {
+        less.recompute = VLA_RECOMPUTE_LAYER;
+        offer(out, peak_of(s, slots, &less, out->available, &out->memory), limit,
+              "WALLX_PERF_ALLOC=1 in the environment and --memory.recompute=layer");
+    }
+    int64_t all = now->batch * now->accumulation, batch = largest_batch(s, slots, *now, limit, out->available, &out->memory, &total);
+    snprintf(text, sizeof text, "--hyperparams.batch_size_per_gpu=%" PRId64 " --hyperparams.gradient_accumulation_steps=%" PRId64, batch,
+             batch ? (all + batch - 1) / batch : 0);
+    if (batch)
+        offer(out, total, limit, text);
+    if (out->fit_count < VLAI_PREFLIGHT_FITS) {
+        int64_t more = largest_batch(s, slots, less, limit, out->available, &out->memory, &total);
+        snprintf(text, sizeof text, "WALLX_PERF_ALLOC=1, --memory.recompute=layer and --hyperparams.batch_size_per_gpu=%" PRId64
+                 " --hyperparams.gradient_accumulation_steps=%" PRId64, more, more ? (all + more - 1) / more : 0);
+        if (more && more != batch)
+            offer(out, total, limit, text);
+    }
+    if (now->numerics == VLA_FP32 && out->fit_count < VLAI_PREFLIGHT_FITS) {
+        vlai_run_settings narrow = less;
+        narrow.numerics = VLA_BF16_MASTER;
+        offer(out, peak_of(s, slots, &narrow, out->available, &out->memory), limit,
+              "--training.numerics=bf16 with WALLX_PERF_ALLOC=1 and --memory.recompute=layer");
+    }
+    for (int64_t half = batch / 2; half >= 1 && out->fit_count < VLAI_PREFLIGHT_FITS; half /= 2) {
+        vlai_run_settings smaller = *now;
+        smaller.batch = half;
+        smaller.accumulation = (all + half - 1) / half;
+        snprintf(text, sizeof text, "--hyperparams.batch_size_per_gpu=%" PRId64 " --hyperparams.gradient_accumulation_steps=%" PRId64, half,
+                 smaller.accumulation);
+        offer(out, peak_of(s, slots, &smaller, out->available, &out->memory), limit, text);
+    }
+}
+
+/* ---- the check ---- */
+
+static vla_status say_short(const vlai_preflight *p, size_t peak, vla_error *err)
+{
+    const vlai_run_memory *m = &p->memory;
+    char hint[512] = "the weights, gradients and optimizer alone need more than there is: take a machine with more memory";
+    for (size_t i = 0, at = 0; i < p->fit_count && at < sizeof hint; i++)
+        at += (size_t)snprintf(hint + at, sizeof hint - at, "%s%s (%.2f GB)", i ? "; or " : "would fit: ", p->fits[i].text,
+                               1e-9 * (double)p->fits[i].total);
+    return vlai_fail_hint(err, VLA_E_NOMEM, hint,
+                          "the run does not fit in memory: it needs %.3f GB, %.3f GB are available (weights %.3f, gradients %.3f, "
+                          "optimizer %.3f, activations %.3f, inputs %.3f, scratch %.3f, the rest %.3f GB)",
+                          1e-9 * (double)peak, 1e-9 * (double)p->available, 1e-9 * (double)m->weights, 1e-9 * (double)m->gradients,
+                          1e-9 * (double)m->optimizer, 1e-9 * (double)m->activations, 1e-9 * (double)m->inputs, 1e-9 * (double)m->workspace,
+                          1e-9 * (double)(m->loader + m->process));
+}
+
+static vla_status plan_run(look *l, prompts *p, slots *made, vlai_run_settings *settings, vla_error *err)
+{
+    const vlai_wallx_setup *s = vlai_wallx_task_setup(l->task);
+    const vla_trainer_options *o = &s->options;
+    vlai_preflight *out = l->out;
+    size_t worker;
+    VLA_TRY(measure_worker(s, &worker, err));
+    out->memory.process = vlai_anonymous_bytes();
+    out->available = vlai_available_bytes();
+    VLA_TRY(prompts_open(p, l, err));
+    VLA_TRY(measure_prompts(p, err));
+    int64_t validation = o->validation_batch ? o->validation_batch : o->batch;
+    if (validation > s->validation.count)
+        validation = s->validation.count ? s->validation.count : -1;
+    int64_t count = validation > o->batch ? validation : o->batch;
+    out->tokens_batch = batch_tokens(p, o->batch, &out->tokens_longest);
+    VLA_TRY(fill_slots(p, &s->samples, count, (int64_t)ceil((double)out->tokens_batch * (double)count / (double)o->batch), made, err));
+    vlai_loader_options loader = {.batch = o->global_loss ? o->batch * o->accumulation : o->batch, .workers = o->workers};
+    int64_t workers = o->workers > 0 ? o->workers : 1;
+    out->memory.loader = (size_t)vlai_loader_slots(&loader) * slot_bytes(made->items[0]) + (size_t)workers * worker;
+    *settings = (vlai_run_settings){.batch = o->batch, .accumulation = o->accumulation, .validation_batch = validation,
+                                    .numerics = o->numerics, .recompute = o->recompute, .layout = o->layout, .threads = o->threads};
+    return vlai_run_memory_plan(&s->model, &o->adamw, made->items, settings, out->available, &out->memory, err);
+}
+
+void vlai_look_memory(look *l)
+{
+    vlai_preflight *out = l->out;
+    vla_error e = VLA_ERROR_INIT;
+    prompts *p = NULL;
+    slots made = {0};
+    vlai_run_settings settings;
+    if (!l->task) {
+        vlai_look_say(l, "memory", VLAI_CHECK_SKIPPED, "needs a run that can start");
+        return;
+    }
+    p = vlai_calloc(1, sizeof *p);
+    vla_status status = p ? plan_run(l, p, &made, &settings, &e) : vlai_nomem(&e, sizeof *p);
+    if (vlai_look_judge(l, "memory", status, &e)) {
+        out->planned = true;
+        /* `process` is held by this program now, and will be by the one that trains */
+        size_t limit = out->available + out->memory.process, peak = out->memory.total - out->memory.snapshot;
+        if (peak > limit) {
+            /* what is available comes and goes: settings are named that leave a tenth of it */
+            find_settings(l, vlai_wallx_task_setup(l->task), &made, &settings, limit / 10 * 9);
+            vlai_look_judge(l, "memory", say_short(out, peak, &e), &e);
+        } else {
+            vlai_look_say(l, "memory", VLAI_CHECK_OK, "%.3f GB at the peak, %.3f GB available; a batch of %" PRId64 " has at most about %" PRId64
+                          " tokens, a prompt %" PRId64, 1e-9 * (double)out->memory.total, 1e-9 * (double)limit, settings.batch,
+                          out->tokens_batch, out->tokens_longest);
+        }
+    }
+    if (made.samples)
+        slots_fini(&made);
+    if (p)
+        prompts_fini(p);
+    vlai_free(p);
+}

@@ -1,0 +1,236 @@
+#include "train/run_memory.h"
+
+#include "base/fail.h"
+#include "base/memory.h"
+#include "exec/plan.h"
+#include "exec/store.h"
+#include "pass/pass.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { PAGE = 4096 };
+
+/* ---- the system ---- */
+
+/* "Name:   123 kB" of a file of /proc, in bytes; 0 when absent. */
+static size_t proc_bytes(const char *path, const char *name)
+{
+    char line[256];
+    unsigned long long value = 0;
+    size_t n = strlen(name);
+    FILE *f = fopen(path, "re");
+    while (f && fgets(line, sizeof line, f))
+        if (!strncmp(line, name, n) && sscanf(line + n, " %llu", &value) == 1)
+            break;
+    if (f)
+        fclose(f);
+    return (size_t)value * 1024;
+}
+
+static bool read_number(const char *path, unsigned long long *out)
+{
+    FILE *f = fopen(path, "re");
+    bool read = f && fscanf(f, "%llu", out) == 1; /* "max" is no number */
+    if (f)
+        fclose(f);
+    return read;
+}
+
+size_t vlai_anonymous_bytes(void)
+{
+    return proc_bytes("/proc/self/status", "RssAnon:");
+}
+
+size_t vlai_available_bytes(void)
+{
+    static const char *const limits[][2] = {
+        {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"},
+        {"/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"}};
+    size_t available = proc_bytes("/proc/meminfo", "MemAvailable:");
+    for (int i = 0; i < 2; i++) {
+        unsigned long long limit, used;
+        if (!read_number(limits[i][0], &limit) || !read_number(limits[i][1], &used))
+            continue;
+        size_t left = limit > used ? (size_t)(limit - used) : 0;
+        if (left < available)
+            available = left;
+    }
+    return available;
+}
+
+/* ---- pages that a plan's buffers lie on ---- */
+
+typedef struct span {
+    size_t first, end; /* in pages */
+} span;
+
+typedef struct spans {
+    span *items;
+    size_t count, capacity;
+} spans;
+
+static vla_status add_plan(spans *s, const vla_plan *plan, vla_error *err)
+{
+    for (size_t v = 0; v < plan->memory.n_values; v++) {
+        const vlai_value_info *info = vlai_value(plan->graph, (vla_value)v);
+        size_t bytes = (size_t)info->elements * vla_dtype_size(info->dtype);
+        if (plan->memory.offset[v] < 0 || !bytes)
+            continue;
+        VLA_TRY(vlai_reserve((void **)&s->items, &s->capacity, s->count, sizeof *s->items, err));
+        size_t first = (size_t)plan->memory.offset[v];
+        s->items[s->count++] = (span){first / PAGE, (first + bytes + PAGE - 1) / PAGE};
+    }
+    return VLA_OK;
+}
+
+static int by_first(const void *a, const void *b)
+{
+    size_t x = ((const span *)a)->first, y = ((const span *)b)->first;
+    return (x > y) - (x < y);
+}
+
+static size_t touched_bytes(spans *s)
+{
+    size_t pages = 0, reached = 0;
+    if (s->count)
+        qsort(s->items, s->count, sizeof *s->items, by_first);
+    for (size_t i = 0; i < s->count; i++) {
+        size_t first = s->items[i].first > reached ? s->items[i].first : reached;
+        if (s->items[i].end > first) {
+            pages += s->items[i].end - first;
+            reached = s->items[i].end;
+        }
+    }
+    return pages * PAGE;
+}
+
+/* ---- plans ---- */
+
+typedef struct planner {
+    const vla_model *model;
+    const vlai_run_settings *settings;
+    vla_store *store; /* of parameters only: never allocated */
+    vla_plan_options options;
+    vla_gradient_status *status;
+    void *shape;
+    spans spans;
+    size_t shared, per_thread, widen; /* scratch, largest of the plans */
+    vlai_run_memory *out;
+} planner;
+
+static size_t larger(size_t a, size_t b)
+{
+    return a > b ? a : b;
+}
+
+/* Takes the graph, also when it fails. */
+static vla_status note_plan(planner *p, vla_graph *graph, vla_error *err)
+{
+    vla_plan *plan;
+    VLA_TRY(vla_plan_build(graph, &p->options, &plan, err));
+    vla_status status = add_plan(&p->spans, plan, err);
+    p->out->inputs = larger(p->out->inputs, plan->bytes.inputs);
+    p->out->arena = larger(p->out->arena, plan->memory.arena_bytes);
+    p->shared = larger(p->shared, plan->workspace);
+    p->per_thread = larger(p->per_thread, plan->workspace_per_thread);
+    p->widen = larger(p->widen, plan->widen);
+    vla_plan_destroy(plan);
+    return status;
+}
+
+/* The forward graph of a batch, with its backward pass when it trains. */
+static vla_status plan_batch(planner *p, void *const *slots, int64_t count, bool training, vla_error *err)
+{
+    vla_graph *g = NULL;
+    vla_status status;
+    bool accumulate = p->settings->accumulation > 1;
+    memset(p->shape, 0, p->model->shape_size);
+    VLA_TRY(p->model->shape(p->model->user, slots, count, p->shape, err));
+    VLA_TRY_GOTO(p->model->build(p->model->user, p->shape, &g, err), fail);
+    VLA_TRY_GOTO(vla_graph_check(g, err), fail);
+    VLA_TRY_GOTO(vlai_pass_narrow(g, NULL, err), fail);
+    if (training) {
+        VLA_TRY_GOTO(vla_graph_backward(g, vla_graph_find(g, "loss"), 1.0 / (double)p->settings->accumulation, err), fail);
+        VLA_TRY_GOTO(vla_graph_store_gradients(g, p->store, accumulate, p->status, err), fail);
+    }
+    return note_plan(p, g, err);
+fail:
+    vla_graph_destroy(g);
+    return status;
+}
+
+static vla_status plan_all(planner *p, const vla_adamw_options *adamw, void *const *slots, vla_error *err)
+{
+    const vlai_run_settings *s = p->settings;
+    VLA_TRY(plan_batch(p, slots, s->batch, true, err));
+    int64_t validation = s->validation_batch ? s->validation_batch : s->batch;
+    if (validation > 0)
+        VLA_TRY(plan_batch(p, slots, validation, false, err));
+    vla_graph *update;
+    VLA_TRY(vla_graph_adamw(p->store, p->status, adamw, &update, err));
+    return note_plan(p, update, err);
+}
+
+static void add_store(planner *p)
+{
+    const vlai_run_settings *s = p->settings;
+    vla_store_use use = s->accumulation > 1 ? VLA_STORE_ACCUMULATE : VLA_STORE_TRAIN;
+    size_t bytes[VLA_STORE_KINDS];
+    for (int k = 0; k < VLA_STORE_KINDS; k++)
+        bytes[k] = vla_store_bytes(p->store, (vla_store_kind)k, s->numerics, use);
+    p->out->weights = bytes[VLA_STORE_WEIGHT];
+    p->out->gradients = bytes[VLA_STORE_GRADIENT];
+    p->out->optimizer = bytes[VLA_STORE_M] + bytes[VLA_STORE_V] + bytes[VLA_STORE_LOW];
+    p->out->checkpoint = p->out->weights + p->out->optimizer;
+}
+
+static void add_up(planner *p, size_t available)
+{
+    vlai_run_memory *m = p->out;
+    long processors = sysconf(_SC_NPROCESSORS_ONLN);
+    size_t threads = p->settings->threads > 0 ? (size_t)p->settings->threads : processors > 0 ? (size_t)processors : 1;
+    size_t touched = touched_bytes(&p->spans);
+    m->inputs = m->inputs < touched ? m->inputs : touched;
+    m->activations = touched - m->inputs;
+    m->workspace = p->shared + p->widen + threads * p->per_thread;
+    m->total = m->weights + m->gradients + m->optimizer + m->inputs + m->activations + m->workspace + m->loader + m->process;
+    /* A snapshot is taken when eight times its size is still free then (ckpt/): `available` counts from now, when what
+     * `process` says is held already. */
+    size_t more = m->total - m->process;
+    size_t left = available > more ? available - more : 0;
+    m->snapshot = left / 8 >= m->checkpoint ? m->checkpoint : 0;
+    m->total += m->snapshot;
+}
+
+vla_status vlai_run_memory_plan(const vla_model *model, const vla_adamw_options *adamw, void *const *slots,
+                                const vlai_run_settings *settings, size_t available, vlai_run_memory *out, vla_error *err)
+{
+    *out = (vlai_run_memory){.loader = out->loader, .process = out->process};
+    planner p = {.model = model, .settings = settings, .options = VLA_PLAN_OPTIONS_DEFAULT, .out = out};
+    vla_status status;
+    p.options.numerics = settings->numerics;
+    p.options.recompute = settings->recompute;
+    p.options.layout = settings->layout;
+    VLA_TRY_GOTO(vla_store_create(&p.store, err), done);
+    VLA_TRY_GOTO(model->params(model->user, p.store, err), done);
+    vla_store_use use = settings->accumulation > 1 ? VLA_STORE_ACCUMULATE : VLA_STORE_TRAIN;
+    vlai_store_lay_out(p.store, settings->numerics, use);
+    p.shape = vlai_calloc(1, model->shape_size);
+    p.status = vlai_calloc(vla_store_count(p.store) + 1, sizeof *p.status);
+    if (!p.shape || !p.status) {
+        status = vlai_nomem(err, model->shape_size + vla_store_count(p.store) * sizeof *p.status);
+        goto done;
+    }
+    VLA_TRY_GOTO(plan_all(&p, adamw, slots, err), done);
+    add_store(&p);
+    add_up(&p, available);
+done:
+    vlai_free(p.spans.items);
+    vlai_free(p.shape);
+    vlai_free(p.status);
+    vla_store_destroy(p.store);
+    return status;
+}

@@ -1,0 +1,54 @@
+/* What a training run on this machine will hold in memory at its peak, found before it starts: plans are made at the run's
+ * real shapes and never executed.
+ *
+ *     vlai_run_memory m;
+ *     VLA_TRY(vlai_run_memory_plan(&setup->model, &setup->options.adamw, slots, &settings, available, &m, err));
+ *     printf("%zu of %zu bytes\n", m.total, vlai_available_bytes());
+ *
+ * Counted is anonymous memory, which is what an out-of-memory killer counts: weights files are mapped and cost nothing.
+ * The arena of a plan is reserved as a whole, but pages that no buffer lies on are never touched; only touched ones count.
+ * Threads: one caller. */
+#ifndef VLAI_RUN_MEMORY_H
+#define VLAI_RUN_MEMORY_H
+
+#include "vla/trainer.h"
+
+#include <stdbool.h>
+
+VLA_BEGIN_DECLS
+
+/* What may be changed to make a run fit. */
+typedef struct vlai_run_settings {
+    int64_t batch, accumulation, validation_batch; /* validation 0: the same as batch; negative: none */
+    vla_numerics numerics;
+    vla_recompute recompute;
+    vla_memory_layout layout;
+    int threads; /* 0: one per processor */
+} vlai_run_settings;
+
+typedef struct vlai_run_memory {
+    size_t weights, gradients, optimizer; /* of the store */
+    size_t activations; /* touched pages of the arena, without inputs */
+    size_t inputs;
+    size_t workspace; /* kernel scratch of all threads */
+    size_t snapshot;  /* copy of weights and optimizer while a checkpoint is written; 0 when there is no room for one */
+    size_t loader;    /* samples read ahead, decoders */
+    size_t process;   /* everything else: code, tables, tokenizer, plans */
+    size_t total;
+    size_t arena;      /* reserved, of which inputs and activations are touched */
+    size_t checkpoint; /* bytes of the tensors that a checkpoint holds */
+} vlai_run_memory;
+
+/* `slots` holds at least as many filled slots as the batches. loader and process are taken from *out as they are, and
+ * belong to the total. `available`: memory that the machine has left now, which decides about the snapshot. */
+vla_status vlai_run_memory_plan(const vla_model *model, const vla_adamw_options *adamw, void *const *slots,
+                                const vlai_run_settings *settings, size_t available, vlai_run_memory *out, vla_error *err);
+
+/* Anonymous bytes of this process that are resident; 0 where the system does not say. */
+size_t vlai_anonymous_bytes(void);
+/* Bytes that this process can still use: what the system has free or can free, or what its control group leaves. */
+size_t vlai_available_bytes(void);
+
+VLA_END_DECLS
+
+#endif

@@ -1,0 +1,250 @@
+/* vla preflight: all findings at once, and a forecast of memory that a real run keeps. */
+#include "test.h"
+
+#include "base/io.h"
+#include "base/json.h"
+#include "base/memory.h"
+#include "train/run_memory.h"
+
+#include <math.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+static char folder[] = "/tmp/vla_preflight_XXXXXX";
+static vla_error err = VLA_ERROR_INIT;
+
+#define DEMO_CONFIG VLA_TEST_ROOT "/configs/demo.yml"
+
+static const char *at(const char *name)
+{
+    static char paths[4][1024];
+    static int next;
+    char *out = paths[next++ % 4];
+    snprintf(out, sizeof paths[0], "%s/%s", folder, name);
+    return out;
+}
+
+__attribute__((format(printf, 1, 2))) static int run(const char *format, ...)
+{
+    char command[4096];
+    int n = snprintf(command, sizeof command, "cd '%s' && DEMO='%s' '%s' ", folder, folder, VLA_TEST_PROGRAM);
+    va_list args;
+    va_start(args, format);
+    n += vsnprintf(command + n, sizeof command - (size_t)n, format, args);
+    va_end(args);
+    snprintf(command + n, sizeof command - (size_t)n, " >out.txt 2>&1");
+    return WEXITSTATUS(system(command));
+}
+
+static bool output_has(const char *part)
+{
+    char *text;
+    assert_ok(vlai_read_file(at("out.txt"), 0, &text, NULL, &err), err);
+    bool found = strstr(text, part) != NULL;
+    if (!found)
+        print_error("'%s' lacks '%s'\n", text, part);
+    vlai_free(text);
+    return found;
+}
+
+static json_t *result(void)
+{
+    json_t *all;
+    assert_ok(vlai_json_load(at("out.txt"), &all, &err), err);
+    return all;
+}
+
+static double number(const json_t *all, const char *section, const char *key)
+{
+    const json_t *value = json_object_get(json_object_get(all, section), key);
+    assert_true(json_is_number(value));
+    return json_number_value(value);
+}
+
+static int make_inputs(void **state)
+{
+    (void)state;
+    if (!mkdtemp(folder))
+        return 1;
+    return run("synth data --episodes 140 --size 56x56 --cameras observation.images.image --storage image --state-dim 3 --action-dim 3") ||
+           run("norm-stats --train_config " DEMO_CONFIG) || run("init start --preset demo --train-config " DEMO_CONFIG);
+}
+
+static int remove_inputs(void **state)
+{
+    (void)state;
+    return vlai_remove_tree(folder, &err) != VLA_OK;
+}
+
+static void all_is_well(void **state)
+{
+    (void)state;
+    assert_int_equal(run("preflight --config " DEMO_CONFIG), 0);
+    static const char *const names[] = {"config", "architecture", "processor", "data", "keys", "statistics", "samples", "weights", "run", "memory", "disk"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        char line[64];
+        snprintf(line, sizeof line, "ok   %-12s ", names[i]);
+        assert_true(output_has(line));
+    }
+    assert_true(output_has("0 failed"));
+    assert_int_equal(run("preflight --json --config " DEMO_CONFIG), 0);
+    json_t *all = result();
+    assert_true(json_array_size(json_object_get(all, "checks")) >= 11);
+    const json_t *memory = json_object_get(all, "memory");
+    double sum = 0;
+    static const char *const parts[] = {"weights", "gradients", "optimizer", "activations", "inputs", "workspace", "snapshot", "loader", "process"};
+    for (int i = 0; i < 9; i++)
+        sum += json_number_value(json_object_get(memory, parts[i]));
+    assert_true(sum == json_number_value(json_object_get(memory, "total")));
+    /* weights, gradients and both moments of the same parameters in fp32 */
+    assert_true(number(all, "memory", "gradients") == number(all, "memory", "weights"));
+    assert_true(number(all, "memory", "optimizer") == 2 * number(all, "memory", "weights"));
+    assert_true(number(all, "disk", "checkpoint") == 3 * number(all, "memory", "weights"));
+    /* the three instructions have one length, and the batch 32 of them */
+    assert_true(number(all, "tokens", "longest") > 20);
+    assert_true(number(all, "tokens", "batch") <= 32 * number(all, "tokens", "longest"));
+    json_decref(all);
+    assert_false(vlai_is_dir(at("run"))); /* nothing is written */
+}
+
+/* One call shows what is wrong in configuration, data, keys and weights together. */
+static void all_findings_at_once(void **state)
+{
+    (void)state;
+    char *text;
+    assert_ok(vlai_read_file(at("start/model.safetensors"), 0, &text, NULL, &err), err);
+    assert_ok(vlai_write_file_atomic(at("cut.safetensors"), text, 100000, &err), err);
+    vlai_free(text);
+    assert_int_equal(run("preflight --config " DEMO_CONFIG " --hyperparams.scheduler.num_training_steps=0 --checkpoint.resume_from=cut.safetensors"
+                         " --data.key_mappings.state=observation.pose"),
+                     2);
+    assert_true(output_has("FAIL config"));
+    assert_true(output_has("num_training_steps must be > 0"));
+    assert_true(output_has("FAIL keys"));
+    assert_true(output_has("observation.pose"));
+    assert_true(output_has("FAIL weights"));
+    assert_true(output_has("cut.safetensors"));
+    assert_true(output_has("ok   data"));
+    assert_true(output_has("needs all of the above"));
+    assert_true(output_has("3 failed"));
+    /* the first failure's class decides the code */
+    assert_int_equal(run("preflight --config " DEMO_CONFIG " --checkpoint.resume_from=cut.safetensors"), 3);
+    assert_int_equal(run("preflight --config " DEMO_CONFIG " --hyperparams.batch_size_per_gpu=100000"), 2);
+    assert_true(output_has("a step takes 100000"));
+    assert_int_equal(run("preflight --config nowhere.yml"), 3);
+    assert_int_equal(run("preflight"), 2);
+    assert_int_equal(run("preflight --config " DEMO_CONFIG " --jsn"), 2);
+    assert_true(output_has("did you mean '--json'"));
+}
+
+/* Statistics of another data set: the share of values that they cut off gives them away. */
+static void statistics_of_another_set(void **state)
+{
+    (void)state;
+    static const char other[] = "{\"norm_stats\": {\"observation.state\": {\"mean\": [0,0,0], \"std\": [1,1,1], \"q01\": [-0.1,-1,0], "
+                                "\"q99\": [0.1,1,1]}, \"action\": {\"mean\": [0,0,0], \"std\": [1,1,1], \"q01\": [-1,-1,-1], \"q99\": [1,1,1]}}}";
+    assert_ok(vlai_write_file_atomic(at("other.json"), other, sizeof other - 1, &err), err);
+    assert_int_equal(run("preflight --config " DEMO_CONFIG " --data.norm_stats_path=other.json"), 0);
+    assert_true(output_has("are these the statistics of this data set?"));
+}
+
+/* The largest RssAnon of a run of the program, sampled every few milliseconds. */
+static double measured_peak(char *const arguments[])
+{
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        if (chdir(folder) != 0 || setenv("DEMO", folder, 1) != 0 || !freopen("out.txt", "w", stdout) || !freopen("err.txt", "w", stderr))
+            _exit(99);
+        execv(VLA_TEST_PROGRAM, arguments);
+        _exit(99);
+    }
+    char path[64], line[256];
+    snprintf(path, sizeof path, "/proc/%d/status", (int)child);
+    double peak = 0;
+    int status;
+    while (waitpid(child, &status, WNOHANG) == 0) {
+        unsigned long long kilobytes = 0;
+        FILE *f = fopen(path, "re");
+        while (f && fgets(line, sizeof line, f))
+            if (sscanf(line, "RssAnon: %llu kB", &kilobytes) == 1)
+                peak = fmax(peak, 1024.0 * (double)kilobytes);
+        if (f)
+            fclose(f);
+        nanosleep(&(struct timespec){.tv_nsec = 4000000}, NULL);
+    }
+    assert_int_equal(WEXITSTATUS(status), 0);
+    return peak;
+}
+
+/* A run of more than 2 GB stays within 5 % of the forecast. Sanitizers keep memory of their own. */
+static void forecast_is_kept(void **state)
+{
+    (void)state;
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    skip();
+#endif
+    if (vlai_available_bytes() < (size_t)4 << 30)
+        skip();
+#define BIG "--hyperparams.batch_size_per_gpu=2300", "--hyperparams.scheduler.num_training_steps=2", "--hyperparams.scheduler.num_warmup_steps=1", "--data.num_workers=1"
+    static const char *const big[] = {BIG};
+    assert_int_equal(run("preflight --json --config " DEMO_CONFIG " %s %s %s %s", big[0], big[1], big[2], big[3]), 0);
+    json_t *all = result();
+    double forecast = number(all, "memory", "total");
+    json_decref(all);
+    assert_true(forecast > 2e9);
+    const char *const arguments[] = {"vla", "train", "--config", DEMO_CONFIG, BIG, NULL};
+    double peak = measured_peak((char *const *)(uintptr_t)arguments);
+    print_message("forecast %.1f MB, measured %.1f MB: %+.2f %%\n", 1e-6 * forecast, 1e-6 * peak, 100 * (peak / forecast - 1));
+    assert_true(fabs(peak / forecast - 1) < 0.05);
+}
+
+/* Sixty layers at this batch keep about 45 GB: settings that fit are named, and do fit by the program's own word. */
+static void settings_that_fit(void **state)
+{
+    (void)state;
+    if (vlai_available_bytes() > (size_t)40 << 30)
+        skip();
+    char command[4096];
+    snprintf(command, sizeof command, "sed 's/\"num_hidden_layers\": 3/\"num_hidden_layers\": 60/' '%s' > '%s'", at("start/config.json"), at("deep.json"));
+    assert_int_equal(system(command), 0);
+    static const char deep[] = "--config " DEMO_CONFIG " --model.config_path=deep.json --checkpoint.resume_from=null --hyperparams.batch_size_per_gpu=2300";
+    assert_int_equal(run("preflight %s", deep), 4);
+    assert_true(output_has("FAIL memory"));
+    assert_true(output_has("does not fit in memory"));
+    assert_true(output_has("weights 0."));
+    assert_true(output_has("gradients 0."));
+    assert_true(output_has("optimizer 0."));
+    assert_true(output_has("activations "));
+    assert_true(output_has("would fit: "));
+    assert_int_equal(run("preflight --json %s", deep), 4);
+    json_t *all = result();
+    const json_t *fits = json_object_get(all, "fits");
+    assert_int_equal(json_array_size(fits), 3);
+    for (size_t i = 0; i < 3; i++) {
+        double peak = json_number_value(json_object_get(json_array_get(fits, i), "peak"));
+        assert_true(peak > 0 && peak < number(all, "memory", "available") + number(all, "memory", "process"));
+    }
+    /* a smaller batch is among them; take it */
+    char batch[160] = "";
+    for (size_t i = 0; i < 3; i++) {
+        const char *text = json_string_value(json_object_get(json_array_get(fits, i), "settings"));
+        if (!strncmp(text, "--hyperparams", 13))
+            snprintf(batch, sizeof batch, "%s", text);
+    }
+    json_decref(all);
+    assert_true(*batch);
+    assert_int_equal(run("preflight %s %s", deep, batch), 0);
+    assert_true(output_has("ok   memory"));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(all_is_well),      cmocka_unit_test(all_findings_at_once), cmocka_unit_test(statistics_of_another_set),
+        cmocka_unit_test(settings_that_fit), cmocka_unit_test(forecast_is_kept),
+    };
+    return cmocka_run_group_tests_name("preflight", tests, make_inputs, remove_inputs);
+}
