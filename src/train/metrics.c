@@ -34,13 +34,19 @@ static bool line_step(const char *line, size_t size, int64_t *step)
     return *end == ',' || *end == '}';
 }
 
-/* Rewrites the file without lines of steps after `step`, and without a last line that a kill cut short. */
+/* Rewrites the file without lines of steps after `step`, and without a last line that a kill cut short. A run that begins
+ * at step 0 keeps the file of the run before it under another name. */
 static vla_status keep_until(const char *path, int64_t step, vla_error *err)
 {
-    char *data;
+    char *data, old[PATH];
     size_t size;
     if (!vlai_is_file(path))
         return VLA_OK;
+    if (step == 0) {
+        if (snprintf(old, sizeof old, "%s.old", path) >= (int)sizeof old)
+            return vlai_fail(err, VLA_E_INVALID, "%s: path too long", path);
+        return vlai_publish(path, old, err);
+    }
     VLA_TRY(vlai_read_file(path, SIZE_MAX / 2, &data, &size, err));
     size_t kept = 0;
     for (char *at = data, *end; (end = memchr(at, '\n', size - (size_t)(at - data))); at = end + 1) {

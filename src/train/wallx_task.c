@@ -636,6 +636,9 @@ static vla_status open_task(vlai_wallx_task *t, vla_error *err)
     vlai_resume_kind kind = vlai_resume_kind_of(c->checkpoint.resume_from);
     t->setup.weights = kind == VLAI_RESUME_WEIGHTS ? c->checkpoint.resume_from : NULL;
     t->setup.options.resume = kind == VLAI_RESUME_RUN ? c->checkpoint.resume_from : NULL;
+    if (kind == VLAI_RESUME_WEIGHTS && (has_file(t->setup.weights, "optimizer.pt") || has_file(t->setup.weights, "global_step.pth")))
+        vlai_text_printf(&t->notes, "%s is a checkpoint of the reference: its weights are taken, its optimizer state and step are "
+                         "not, and training starts at step 0\n", t->setup.weights);
     VLA_TRY(vlai_config_tokenizer(c, &t->tok, err));
     VLA_TRY(vlai_config_contract(c, t->tok, &t->contract, err));
     t->contract_made = true;

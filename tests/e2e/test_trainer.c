@@ -364,6 +364,7 @@ static void old_checkpoints_step_aside(void **state)
     vla_checkpoint_close(c);
     assert_true(vlai_is_dir(at("used/1_20.old")));
     assert_same_metrics(at("used"), at("used"), 6);
+    assert_true(vlai_is_file(at("used/metrics.jsonl.old")));
 }
 
 static void small_splits_are_refused(void **state)
