@@ -5,6 +5,7 @@
 #include "base/memory.h"
 #include "base/text.h"
 #include "train/progress.h"
+#include "train/report.h"
 #include "train/switches.h"
 #include "train/wallx_task.h"
 #include "vla/log.h"
@@ -21,7 +22,7 @@
 static const char help[] =
     "Usage: vla train --config FILE [--section.key=value ...] [options]\n\n"
     "Trains the policy of a configuration. Everything of the run is written to checkpoint.save_path: metrics.jsonl (one\n"
-    "line per step), validation.jsonl, config.resolved.json, logs/, checkpoints EPOCH_STEP/ and a link `latest`.\n"
+    "line per step), validation.jsonl, config.resolved.json, report.html, logs/, checkpoints EPOCH_STEP/ and a link `latest`.\n"
     "SIGTERM and SIGINT save and end with code 75.\n\n"
     "  --config FILE, --config_path FILE   YAML or JSON; `vla config` lists its keys\n"
     "  --section.key=value      overrides a key\n"
@@ -347,6 +348,19 @@ static vla_status say_memory(view *v, vla_trainer *trainer, vla_error *err)
     return VLA_OK;
 }
 
+/* The run has ended; a page that cannot be written is no failure of it. */
+static void write_report(view *v, const char *run)
+{
+    char line[LINE];
+    vla_error inner = VLA_ERROR_INIT;
+    vlai_report_summary summary;
+    if (vlai_report_write(run, NULL, &summary, &inner) == VLA_OK)
+        snprintf(line, sizeof line, "report: %.1000s", summary.path);
+    else
+        snprintf(line, sizeof line, "no report was written: %.900s", inner.message);
+    print_line(v, "INFO", line);
+}
+
 static vla_status train(view *v, const request *q, const vlai_config *config, vla_error *err)
 {
     vlai_wallx_task *task;
@@ -375,6 +389,8 @@ static vla_status train(view *v, const request *q, const vlai_config *config, vl
     v->drawn = 0;
     vla_trainer_destroy(trainer);
     vlai_wallx_task_close(task);
+    if (status == VLA_OK || status == VLA_E_CANCELLED || status == VLA_E_NONFINITE)
+        write_report(v, o.run);
     return status;
 }
 

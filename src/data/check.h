@@ -27,6 +27,22 @@ typedef struct vlai_check_options {
 
 vla_status vlai_check(const char *root, const vlai_check_options *options, vlai_findings *findings, vla_error *err);
 
+/* Rotations among the dimensions of a column, by their names; one finding of each kind per column. */
+enum { VLAI_QUATERNIONS = 16 };
+typedef struct vlai_angles {
+    double *last; /* values of the row before */
+    int64_t last_row;
+    int64_t quaternion[VLAI_QUATERNIONS]; /* first of four dimensions */
+    int quaternions;
+    bool any; /* some dimension is an angle */
+    bool jump_told, norm_told;
+} vlai_angles;
+vla_status vlai_angles_make(const vla_feature *feature, vlai_angles *out, vla_error *err);
+void vlai_angles_fini(vlai_angles *angles);
+/* One row, `frame` of its episode. `at` says where: file, column, episode, frame. */
+void vlai_angles_look(vlai_angles *angles, const vla_feature *feature, const double *x, int64_t row, int64_t frame,
+                      vlai_finding at, vlai_findings *findings);
+
 /* Parts, in files of their own. */
 vla_status vlai_check_values(vla_dataset *set, vlai_findings *findings, vla_error *err);
 vla_status vlai_check_media(vla_dataset *set, vlai_check_depth depth, vlai_findings *findings, vla_error *err);

@@ -25,6 +25,7 @@ typedef struct column {
     int64_t sampled, stride;
     int64_t nulls, lengths, infinite; /* reported so far */
     bool dtype_told, ready;
+    vlai_angles angles;
 } column;
 
 static vlai_finding at_row(const vla_dataset *set, char level, const char *kind, const column *c, int file, int64_t row)
@@ -90,6 +91,10 @@ static void look_at_row(const vla_dataset *set, column *c, const vlai_parquet_va
         return;
     for (int64_t d = 0; d < dim; d++)
         take_value(&c->dims[d], x[d]);
+    if (c->angles.any || c->angles.quaternions) {
+        vlai_finding f = at_row(set, 'W', "angle-jump", c, file, first + r);
+        vlai_angles_look(&c->angles, c->feature, x, set->files[file].first + first + r, f.frame, f, findings);
+    }
     if ((set->files[file].first + first + r) % c->stride == 0 && c->sampled < SAMPLE_ROWS) {
         for (int64_t d = 0; d < dim; d++)
             c->sample[c->sampled * dim + d] = (float)x[d];
@@ -298,6 +303,9 @@ vla_status vlai_check_values(vla_dataset *set, vlai_findings *findings, vla_erro
             status = vlai_nomem(err, (size_t)sample * (size_t)feature->dim * sizeof *c->sample);
             goto done;
         }
+        status = vlai_angles_make(feature, &c->angles, err);
+        if (status != VLA_OK)
+            goto done;
         c->ready = true;
     }
     for (int i = 0; i < set->file_count && status == VLA_OK; i++)
@@ -332,6 +340,7 @@ done:
     for (int64_t i = 0; i < count; i++) {
         vlai_free(columns[i].dims);
         vlai_free(columns[i].sample);
+        vlai_angles_fini(&columns[i].angles);
     }
     vlai_free(columns);
     vlai_free(scratch);

@@ -121,6 +121,22 @@ static void declared_columns(scan *s, const vlai_parquet *parquet)
         f.column = feature->name;
         vlai_report(s->findings, &f, "the column '%s' is declared in meta/info.json and missing here", feature->name);
     }
+    bool told = s->set->undeclared_told; /* later files have them too */
+    for (int i = 0; i < vlai_parquet_column_count(parquet) && !told; i++) {
+        const vlai_parquet_column *column = vlai_parquet_column_at(parquet, i);
+        bool known = false;
+        for (int64_t k = 0; k < s->set->feature_count && !known; k++)
+            known = !strcmp(s->set->features[k].name, column->name);
+        for (int k = 0; k < COLUMNS && !known; k++)
+            known = !strcmp(default_names[k], column->name);
+        if (known)
+            continue;
+        vlai_finding f = vlai_finding_warning("column-undeclared", s->file->path);
+        f.column = column->name;
+        vlai_report(s->findings, &f, "the column '%s' is not declared in meta/info.json: LeRobot itself refuses such a file, here "
+                                     "the column is not read", column->name);
+        s->set->undeclared_told = true;
+    }
 }
 
 static vla_status read_columns(scan *s, vlai_parquet *parquet, vla_error *err)

@@ -103,6 +103,7 @@ struct vla_dataset {
     vlai_data_file *files;
     int file_count;
     int64_t scanned_rows; /* of all files */
+    bool undeclared_told; /* columns that meta/info.json lacks were reported */
     int32_t *task_of;     /* task_index of every row, in file order; -1 = the data has no such column */
     size_t task_room;
     vla_episode *chosen; /* what the caller sees */

@@ -401,7 +401,12 @@ static vla_status put_page(page *p, const char *predict_dir, vla_error *err)
     vlai_text *h = &p->html;
     vlai_text_puts(h, "<!doctype html>\n<html lang=en><head><meta charset=utf-8><meta name=viewport content='width=device-width,initial-scale=1'>\n<title>");
     vlai_html_escape(h, p->run);
-    vlai_text_printf(h, "</title>\n<style>\n%s</style></head><body><main>\n<h1>Training run</h1>\n<p class=sub>", style);
+    vlai_text_printf(h, "</title>\n<style>\n%s</style></head><body><main>\n<h1>Training run", style);
+    if (*config_text(p, "logging", NULL, "log_name")) {
+        vlai_text_puts(h, " ");
+        vlai_html_escape(h, config_text(p, "logging", NULL, "log_name"));
+    }
+    vlai_text_puts(h, "</h1>\n<p class=sub>");
     vlai_html_escape(h, p->run);
     if (*config_text(p, "data", "lerobot_config", "repo_id")) {
         vlai_text_puts(h, " &middot; data ");

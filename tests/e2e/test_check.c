@@ -134,12 +134,44 @@ static void no_set(void **state)
     json_decref(findings);
 }
 
+/* A column that the metadata do not declare is named once, and training may go on. */
+static void undeclared_column(void **state)
+{
+    (void)state;
+    char root[] = "/tmp/vla-check-XXXXXX", command[512], path[128];
+    vla_error err = VLA_ERROR_INIT;
+    int code;
+    assert_non_null(mkdtemp(root));
+    snprintf(path, sizeof path, "%s/set", root);
+    snprintf(command, sizeof command, "'%s' synth %s --cameras none --episodes 4 --version v2.1 > /dev/null", VLA_TEST_PROGRAM, path);
+    assert_int_equal(system(command), 0);
+    snprintf(path, sizeof path, "%s/set/meta/info.json", root);
+    json_t *info = json_load_file(path, 0, NULL);
+    assert_int_equal(json_object_del(json_object_get(info, "features"), "action"), 0);
+    assert_int_equal(json_dump_file(info, path, JSON_INDENT(4)), 0);
+    json_decref(info);
+    snprintf(path, sizeof path, "%s/set", root);
+    json_t *findings = check("", path, &code), *finding;
+    assert_int_equal(code, 0);
+    size_t i, told = 0;
+    json_array_foreach(findings, i, finding)
+        if (!strcmp(text(finding, "kind"), "column-undeclared")) {
+            assert_string_equal(text(finding, "column"), "action");
+            assert_string_equal(text(finding, "level"), "W");
+            told++;
+        }
+    assert_int_equal(told, 1);
+    json_decref(findings);
+    assert_ok(vlai_remove_tree(root, &err), err);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(broken_sets),
         cmocka_unit_test(whole_sets),
         cmocka_unit_test(no_set),
+        cmocka_unit_test(undeclared_column),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -55,7 +55,8 @@ static void a_run_and_its_folder(void **state)
                                         "1_20/model.safetensors", "1_20/optimizer-0-of-1.safetensors", "1_20/state.json",
                                         "1_20/config.json", "1_20/config.yml", "1_20/norm_stats.json", "1_20/tokenizer.json",
                                         "1_20/preprocessor_config.json", "1_20/checksums.json", "1_20/DONE",
-                                        "latest/model.safetensors"};
+                                        "latest/model.safetensors",
+                                        "report.html"};
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
         char name[256];
         snprintf(name, sizeof name, "run/%s", files[i]);
