@@ -8,7 +8,7 @@
 VLA_BEGIN_DECLS
 
 typedef struct vlai_device_info {
-    char name[128];
+    char name[256];
     int major, minor, multiprocessors;
     size_t memory, free;
 } vlai_device_info;
