@@ -2,12 +2,16 @@
 BUILD ?= build
 JOBS ?= $(shell nproc)
 
-.PHONY: all deps test check-long install clean
+.PHONY: all deps demo test check-long install clean
 all: $(BUILD)/build.ninja
 	@ninja -C $(BUILD) -j $(JOBS) vla_program
 
 deps:
 	@tools/deps
+
+# From nothing installed to a trained and examined policy; the last line names the report.
+demo:
+	@tools/demo $(BUILD)
 
 $(BUILD)/build.ninja: CMakeLists.txt
 	@tools/deps

@@ -15,8 +15,8 @@
 
 static const char help[] =
     "Usage: vla synth OUT [options]\n\n"
-    "Writes a LeRobot dataset of a learnable task to the new folder OUT. Three coloured goals lie in the picture, the\n"
-    "instruction names one (\"move to the red goal\"), the effector moves there from where the state says it is. Every\n"
+    "Writes a LeRobot dataset of a learnable task to the new folder OUT. Two or three coloured goals lie in the picture,\n"
+    "the instruction names one (\"move to the red goal\"), the effector moves there from where the state says it is. Every\n"
     "input matters: the goals stand only in the picture, which one is meant only in the instruction, the start only in\n"
     "the state. An action is half of what remains to the goal; the gripper closes on the way. A small model learns it\n"
     "from many short episodes (first example); it learns a few long ones by heart instead. Few dimensions are easier.\n\n"
@@ -36,6 +36,7 @@ static const char help[] =
     "  --robot NAME                robot_type (panda)\n"
     "  --phrasings N               ways to say the instruction, 1 to 4 (1: three tasks in all)\n"
     "  --jitter X                  how far goals lie from their three places, in fractions of the picture (0.05)\n"
+    "  --goals-min N               a picture shows N to 3 goals (2), the one that is meant among them; 3 is hardest to learn\n"
     "  --noise N                   noise of +-N grey levels on every pixel (0): pictures as hard to decode as real ones\n"
     "  --stamp                     draw frame, camera and episode number as black and white blocks, two rows of eight from\n"
     "                              the top: bits of the frame, least first; then 2 bits camera, 6 bits episode\n"
@@ -76,6 +77,7 @@ static const struct option {
     OPTION("--action-dim", INTEGER, task.action_dim)
     OPTION("--action-key", TEXT, action_key)
     OPTION("--robot", TEXT, robot)
+    OPTION("--goals-min", INTEGER, task.goals_min)
     OPTION("--phrasings", INTEGER, task.phrasings)
     OPTION("--jitter", REAL, task.jitter)
     OPTION("--noise", INTEGER, task.noise)

@@ -52,6 +52,7 @@ vla_status vlai_synth_check(const vlai_synth_options *o, vla_error *err)
     VLA_TRY(in_range("--length", t->length_max, t->length_min, 10000000, err));
     VLA_TRY(in_range("--state-dim", t->state_dim, 1, VLAI_SYNTH_DIMS, err));
     VLA_TRY(in_range("--action-dim", t->action_dim, 1, VLAI_SYNTH_DIMS, err));
+    VLA_TRY(in_range("--goals-min", t->goals_min, 1, VLAI_SYNTH_GOALS, err));
     VLA_TRY(in_range("--phrasings", t->phrasings, 1, VLAI_SYNTH_PHRASINGS, err));
     VLA_TRY(in_range("--noise", t->noise, 0, 127, err));
     VLA_TRY(in_range("--size", t->width, 8, 8192, err));

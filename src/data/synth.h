@@ -37,7 +37,7 @@ typedef struct vlai_synth_options {
 #define VLAI_SYNTH_DEFAULT                                                                                            \
     {                                                                                                                 \
         .version = VLAI_SET_V30, .episodes = 50, .fps = 10, .task = {.state_dim = 8, .action_dim = 7, .length_min = 20, \
-        .length_max = 30, .jitter = 0.05, .phrasings = 1, .width = 256, .height = 256},                                \
+        .length_max = 30, .jitter = 0.05, .goals_min = 2, .phrasings = 1, .width = 256, .height = 256},                                \
         .cameras = {"observation.images.image", "observation.images.wrist_image"}, .camera_count = 2,                 \
         .state_key = "observation.state", .action_key = "action", .robot = "panda", .gop = 2, .crf = 30, .preset = 12, \
         .chunks_size = 1000, .data_mb = 100, .video_mb = 200                                                          \

@@ -6,12 +6,11 @@
 #include <string.h>
 
 /* Draws of an episode: the `site` of their key. */
-enum { SITE_COMBINATION, SITE_JITTER, SITE_START, SITE_LENGTH, SITE_PHRASING, SITE_NOISE };
+enum { SITE_COMBINATION, SITE_JITTER, SITE_START, SITE_LENGTH, SITE_PHRASING, SITE_NOISE, SITE_GOALS };
 
-static const double places[VLAI_SYNTH_GOALS][2] = {{0.27, 0.27}, {0.73, 0.30}, {0.30, 0.73}};
+static const double places[VLAI_SYNTH_GOALS][2] = {{0.25, 0.25}, {0.75, 0.25}, {0.25, 0.75}};
 static const uint8_t colours[VLAI_SYNTH_GOALS][3] = {{225, 30, 30}, {30, 175, 45}, {40, 70, 230}};
-static const uint8_t background[3] = {205, 205, 200};
-static const double radius = 0.13, gain = 0.1, finger = 0.04;
+static const double radius = 0.18, gain = 0.1, finger = 0.04;
 
 static vlai_rng_key key_of(const vlai_synth_task *task, int64_t position, uint32_t site)
 {
@@ -53,6 +52,11 @@ void vlai_synth_scene_make(const vlai_synth_task *task, int64_t episode, vlai_sy
     out->joints = task->action_dim > 1 ? task->action_dim - 1 : 1;
     out->target[0] = 2 * out->goal[out->meant][0] - 1;
     out->target[1] = 1 - 2 * out->goal[out->meant][1];
+    key.site = SITE_GOALS;
+    int shown = task->goals_min + (int)(vlai_rng_uniform64(&key, 0) * (VLAI_SYNTH_GOALS - task->goals_min + 1));
+    int other = (out->meant + 1 + (vlai_rng_uniform64(&key, 1) < 0.5)) % VLAI_SYNTH_GOALS; /* the first beside it */
+    for (int c = 0; c < VLAI_SYNTH_GOALS; c++)
+        out->shown[c] = shown == VLAI_SYNTH_GOALS || c == out->meant || (shown == 2 && c == other);
     key.site = SITE_START;
     for (int d = 0; d < 2; d++)
         out->start[d] = 2 * vlai_rng_uniform64(&key, (uint32_t)d) - 1;
@@ -141,19 +145,32 @@ static void add_noise(const vlai_synth_task *task, int64_t episode, int camera, 
     }
 }
 
+/* The table's colour at a place of camera 0: redder to the right, bluer downwards, so that a patch shows where it lies.
+ * (Rotary positions tell only where patches lie to each other.) */
+static void ground(double u, double v, uint8_t *pixel)
+{
+    pixel[0] = (uint8_t)(135 + 110 * u);
+    pixel[1] = 205;
+    pixel[2] = (uint8_t)(135 + 110 * v);
+}
+
 void vlai_synth_draw(const vlai_synth_task *task, const vlai_synth_scene *scene, int camera, int64_t frame, uint8_t *rgb)
 {
     double centre[VLAI_SYNTH_GOALS][2];
     for (int c = 0; c < VLAI_SYNTH_GOALS; c++)
         vlai_synth_view(camera, scene->goal[c], centre[c]);
-    double r = radius * (task->width < task->height ? task->width : task->height);
+    double r = radius * (task->width < task->height ? task->width : task->height), right[2], down[2];
+    vlai_synth_view(camera, (const double[2]){1, 0.5}, right);
+    vlai_synth_view(camera, (const double[2]){0.5, 1}, down);
     uint8_t *pixel = rgb;
     for (int y = 0; y < task->height; y++)
         for (int x = 0; x < task->width; x++, pixel += 3) {
-            memcpy(pixel, background, 3);
+            double across = (x + 0.5) / task->width - 0.5, along = (y + 0.5) / task->height - 0.5;
+            ground(0.5 + 2 * (across * (right[0] - 0.5) + along * (right[1] - 0.5)),
+                   0.5 + 2 * (across * (down[0] - 0.5) + along * (down[1] - 0.5)), pixel);
             for (int c = 0; c < VLAI_SYNTH_GOALS; c++) {
                 double dx = x + 0.5 - centre[c][0] * task->width, dy = y + 0.5 - centre[c][1] * task->height;
-                if (dx * dx + dy * dy < r * r)
+                if (scene->shown[c] && dx * dx + dy * dy < r * r)
                     memcpy(pixel, colours[c], 3);
             }
         }

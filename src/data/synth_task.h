@@ -1,9 +1,13 @@
-/* The task of synthetic sets: three coloured goals lie in the picture, the instruction names one colour, the effector
- * moves there from where the state says it is. Each input is needed: where the goals lie stands only in the picture
- * (the effector is not drawn), which goal is meant only in the instruction, where the motion starts only in the state.
+/* The task of synthetic sets: two or three coloured goals lie in the picture, the instruction names one colour, the
+ * effector moves there from where the state says it is. Each input is needed: where the goals lie stands only in the
+ * picture (the effector is not drawn), which goal is meant only in the instruction, where the motion starts only in the
+ * state.
  *
  * The three colours are permuted over three places from episode to episode, each place jittered a little. With goals
  * spread evenly over the picture, or with few episodes, a small model learns the episodes by heart instead of looking.
+ * Where all three goals always show, picture and instruction each say nothing without the other, and a small model stays
+ * long at what the state alone tells; a goal fewer in some pictures gives it something to begin with. The table's colour
+ * changes from place to place, as real ones do.
  *
  * Motion. The effector starts anywhere in the square (-1, 1) x (-1, 1), x right and y up, and each frame covers a tenth
  * of what remains to the goal. The pose has J = max(1, action_dim - 1) joints, all functions of the effector: joint 0 is
@@ -30,6 +34,7 @@ typedef struct vlai_synth_task {
     int state_dim, action_dim; /* 1 .. VLAI_SYNTH_DIMS */
     int64_t length_min, length_max;
     double jitter; /* of the places, fraction of the picture either way */
+    int goals_min; /* a picture shows this many to all three; the one that is meant is among them */
     int phrasings; /* 1 .. VLAI_SYNTH_PHRASINGS ways to say the instruction */
     int width, height;
     int noise;  /* grey levels of per-pixel noise, either way; 0 none */
@@ -39,6 +44,7 @@ typedef struct vlai_synth_task {
 typedef struct vlai_synth_scene {
     int64_t episode, length;
     double goal[VLAI_SYNTH_GOALS][2]; /* centre of colour c: right and down, in fractions of the picture of camera 0 */
+    bool shown[VLAI_SYNTH_GOALS];
     int meant;                        /* the colour that the instruction names */
     int phrasing;
     double start[2], target[2]; /* of the effector: right, up */

@@ -438,7 +438,7 @@ static void test_scenes(void **state)
     vlai_synth_options o = small();
     o.task.stamp = false;
     o.task.length_min = o.task.length_max = 60;
-    int meant[3] = {0}, quarter[3][3] = {{0}};
+    int meant[3] = {0}, quarter[3][3] = {{0}}, hidden = 0;
     for (int64_t e = 0; e < 36; e++) {
         vlai_synth_scene scene;
         vlai_synth_scene_make(&o.task, e, &scene);
@@ -450,9 +450,13 @@ static void test_scenes(void **state)
                 double at[2];
                 vlai_synth_view(camera, scene.goal[c], at);
                 const uint8_t *pixel = rgb + ((int)(at[1] * SIDE) * SIDE + (int)(at[0] * SIDE)) * 3;
-                assert_memory_equal(pixel, colours[c], 3);
+                assert_int_equal(memcmp(pixel, colours[c], 3) == 0, scene.shown[c]);
             }
         }
+        assert_true(scene.shown[scene.meant]);
+        int shown = scene.shown[0] + scene.shown[1] + scene.shown[2];
+        assert_true(shown == 2 || shown == 3);
+        hidden += shown == 2;
         for (int c = 0; c < 3; c++)
             quarter[c][(scene.goal[c][0] > 0.5) + 2 * (scene.goal[c][1] > 0.5)]++;
         /* The motion ends at the goal that is meant, and each step is a fifth of its action. */
@@ -466,6 +470,7 @@ static void test_scenes(void **state)
             assert_true(fabs(next[j] - (now[j] + action[j] / 5)) < 1e-6);
         assert_true(fabs(action[6] - (1 - 2 * now[6] / 0.04)) < 1e-5);
     }
+    assert_in_range(hidden, 9, 27); /* of 36, each with probability 1/2: the mean and three standard deviations */
     for (int c = 0; c < 3; c++) {
         assert_int_equal(meant[c], 12);
         for (int q = 0; q < 3; q++)
