@@ -17,7 +17,8 @@ static int set(const args *a, const arg_row *row, const char *value)
 {
     char *end;
     switch (row->kind) {
-    case ARG_TEXT: *(const char **)row->value = value; return -1;
+    case ARG_TEXT:
+    case ARG_MAYBE: *(const char **)row->value = value; return -1;
     case ARG_TEXTS: {
         arg_texts *list = row->value;
         if (list->count == ARGS_MOST)
@@ -73,7 +74,8 @@ int args_parse(args *a, int argc, char **argv)
         if (row && row->kind == ARG_FLAG && !arg[length]) {
             *(bool *)row->value = true;
         } else if (row && row->kind != ARG_FLAG) {
-            const char *value = arg[length] ? arg + length + 1 : i + 1 < argc ? argv[++i] : NULL;
+            bool bare = row->kind == ARG_MAYBE && (i + 1 == argc || argv[i + 1][0] == '-');
+            const char *value = arg[length] ? arg + length + 1 : bare ? "" : i + 1 < argc ? argv[++i] : NULL;
             if (!value) {
                 fprintf(stderr, "vla %s: %s needs a value\n  hint: vla %s --help says which\n", a->name, row->name, a->name);
                 return EXIT_USAGE;

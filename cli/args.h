@@ -17,6 +17,7 @@
 typedef enum arg_kind {
     ARG_FLAG,  /* bool */
     ARG_TEXT,  /* const char * */
+    ARG_MAYBE, /* const char *: "" when another option or nothing follows */
     ARG_TEXTS, /* arg_texts: may be given several times */
     ARG_COUNT, /* int64_t of at least 1 */
     ARG_INT,   /* int64_t of at least 0 */

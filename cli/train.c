@@ -1,4 +1,5 @@
 /* vla train: a training run of a configuration, from the first step or from a checkpoint. */
+#include "args.h"
 #include "command.h"
 
 #include "base/io.h"
@@ -43,15 +44,15 @@ static const char help[] =
     "  vla train --config demo.yml --resume            # after an interruption, or not: the same command\n"
     "  vla train --config demo.yml --hyperparams.batch_size_per_gpu=8 --stop-at 100\n";
 
-enum { OVERRIDES = 256, NAMES = 64, LINE = 1024, PATH = 4096 };
+enum { OVERRIDES = ARGS_MOST + 16, NAMES = 64, LINE = 1024, PATH = 4096 };
 
 typedef struct {
     const char *config, *resume;
     const char *overrides[OVERRIDES];
     size_t override_count;
-    char made[OVERRIDES][512]; /* overrides that options stand for */
+    char made[16][4096 + 64]; /* overrides that options stand for */
     size_t made_count;
-    char *allow_text;
+    char allow_text[4096];
     const char *allow[NAMES + 1];
     int64_t stop_at;
     bool log_to_file;
@@ -161,96 +162,71 @@ static void on_record(void *user, const vla_record *r)
 
 static int add_override(request *q, const char *key, const char *value)
 {
-    if (q->override_count == OVERRIDES || q->made_count == OVERRIDES ||
+    if (q->override_count == OVERRIDES || q->made_count == sizeof q->made / sizeof *q->made ||
         snprintf(q->made[q->made_count], sizeof *q->made, "%s=%s", key, value) >= (int)sizeof *q->made)
         return 0;
     q->overrides[q->override_count++] = q->made[q->made_count++];
     return 1;
 }
 
-static void split_names(request *q)
+/* A, B and C of "A,B,C". */
+static void split_names(request *q, const char *text)
 {
     size_t n = 0;
     char *rest;
+    snprintf(q->allow_text, sizeof q->allow_text, "%s", text);
     for (char *name = strtok_r(q->allow_text, ",", &rest); name && n < NAMES; name = strtok_r(NULL, ",", &rest))
         q->allow[n++] = name;
 }
 
+/* Options that stand for keys count after the keys themselves. */
 static int parse(int argc, char **argv, request *q)
 {
-    static const char *const known[] = {"--config", "--config_path", "--resume", "--allow-change", "--stop-at", "--numerics",
-                                        "--threads", "--frame-cache-gb", "--debug", "--log_to_file", "--wandb_offline",
-                                        "--fsdp_sharding_strategy", "--visualize", "--zero", "--allow-partial", "--help"};
-    enum { KNOWN = sizeof known / sizeof *known };
-    static const struct {
-        const char *option, *key;
-    } keyed[] = {{"--numerics", "training.numerics"}, {"--threads", "training.threads"},
-                 {"--frame-cache-gb", "data.frame_cache_gb"},
-                 {"--fsdp_sharding_strategy", "distributed.fsdp_sharding_strategy"}};
-    for (int i = 1; i < argc; i++) {
-        char name[64];
-        const char *equals = strchr(argv[i], '='), *value = equals ? equals + 1 : NULL;
-        if (vlai_config_is_override(argv[i])) {
-            if (q->override_count == OVERRIDES)
-                return command_unknown("train", argv[i], known, KNOWN);
-            q->overrides[q->override_count++] = argv[i];
-            continue;
-        }
-        size_t n = equals ? (size_t)(equals - argv[i]) : strlen(argv[i]);
-        snprintf(name, sizeof name, "%.*s", (int)(n < 63 ? n : 63), argv[i]);
-        if (!strcmp(name, "--debug")) {
-            add_override(q, "logging.log_name", "debug");
-            add_override(q, "logging.log_project", "debug");
-            add_override(q, "checkpoint.save_path", "./ckpt/debug");
-            continue;
-        }
-        if (!strcmp(name, "--allow-partial")) {
-            add_override(q, "data.lerobot_config.allow_partial", "true");
-            continue;
-        }
-        if (!strcmp(name, "--visualize"))
-            continue;
-        if (!strcmp(name, "--log_to_file")) {
-            q->log_to_file = true;
-            continue;
-        }
-        if (!strcmp(name, "--resume")) {
-            bool bare = !value && (i + 1 == argc || argv[i + 1][0] == '-');
-            q->resume = value ? value : bare ? "auto" : argv[++i];
-            continue;
-        }
-        if (!value && i + 1 < argc)
-            value = argv[i + 1];
-        if (!value)
-            return command_unknown("train", argv[i], known, KNOWN);
-        bool taken = true;
-        if (!strcmp(name, "--config") || !strcmp(name, "--config_path"))
-            q->config = value;
-        else if (!strcmp(name, "--allow-change"))
-            q->allow_text = (char *)(uintptr_t)value; /* argv is ours to write */
-        else if (!strcmp(name, "--stop-at"))
-            q->stop_at = atoll(value);
-        else if (!strcmp(name, "--wandb_offline"))
-            add_override(q, "logging.wandb_offline",
-                         !strcmp(value, "true") || !strcmp(value, "True") || !strcmp(value, "1") ? "true" : "false");
-        else if (strcmp(name, "--zero")) {
-            taken = false;
-            for (size_t k = 0; k < sizeof keyed / sizeof *keyed && !taken; k++)
-                if (!strcmp(name, keyed[k].option))
-                    taken = add_override(q, keyed[k].key, value);
-        }
-        if (!taken)
-            return command_unknown("train", argv[i], known, KNOWN);
-        if (!equals)
-            i++;
-    }
-    if (q->allow_text)
-        split_names(q);
-    if (!q->config) {
-        fprintf(stderr, "vla train: --config FILE is required\n  hint: vla train --help has examples\n");
+    static args a; /* too large for a stack frame */
+    bool debug = false, partial = false, ignored;
+    const char *allow = NULL, *offline = NULL, *zero = NULL, *numerics = NULL, *threads = NULL, *cache = NULL, *strategy = NULL;
+    const arg_row rows[] = {
+        {"--config", ARG_TEXT, &q->config},     {"--config_path", ARG_TEXT, &q->config},
+        {"--resume", ARG_MAYBE, &q->resume},    {"--allow-change", ARG_TEXT, &allow},
+        {"--stop-at", ARG_COUNT, &q->stop_at},  {"--numerics", ARG_TEXT, &numerics},
+        {"--threads", ARG_TEXT, &threads},      {"--frame-cache-gb", ARG_TEXT, &cache},
+        {"--allow-partial", ARG_FLAG, &partial}, {"--debug", ARG_FLAG, &debug},
+        {"--log_to_file", ARG_FLAG, &q->log_to_file}, {"--wandb_offline", ARG_TEXT, &offline},
+        {"--fsdp_sharding_strategy", ARG_TEXT, &strategy}, {"--visualize", ARG_FLAG, &ignored}, {"--zero", ARG_TEXT, &zero},
+    };
+    a = (args){.name = "train", .help = help, .rows = rows, .count = sizeof rows / sizeof *rows, .overrides = true};
+    int code = args_parse(&a, argc, argv);
+    if (code >= 0)
+        return code;
+    for (size_t i = 0; i < a.overrides_given; i++)
+        q->overrides[q->override_count++] = a.override[i];
+    const struct {
+        const char *key, *value;
+    } made[] = {
+        {"logging.log_name", debug ? "debug" : NULL},
+        {"logging.log_project", debug ? "debug" : NULL},
+        {"checkpoint.save_path", debug ? "./ckpt/debug" : NULL},
+        {"data.lerobot_config.allow_partial", partial ? "true" : NULL},
+        {"training.numerics", numerics},
+        {"training.threads", threads},
+        {"data.frame_cache_gb", cache},
+        {"distributed.fsdp_sharding_strategy", strategy},
+        {"logging.wandb_offline", !offline ? NULL : !strcmp(offline, "true") || !strcmp(offline, "True") || !strcmp(offline, "1") ? "true" : "false"},
+    };
+    bool room = true;
+    for (size_t i = 0; i < sizeof made / sizeof *made; i++)
+        if (made[i].value)
+            room &= add_override(q, made[i].key, made[i].value) != 0;
+    if (q->resume && !*q->resume)
+        q->resume = "auto";
+    if (allow)
+        split_names(q, allow);
+    if (!room || !q->config || (zero && strcmp(zero, "0") && strcmp(zero, "1"))) {
+        fprintf(stderr, "vla train: %s\n  hint: vla train --help has examples\n",
+                !room ? "too many or too long arguments" : !q->config ? "--config FILE is required" : "--zero: wanted 0 or 1");
         return EXIT_USAGE;
     }
-    return EXIT_DONE;
+    return -1;
 }
 
 /* ---- the run ---- */
@@ -371,7 +347,7 @@ static vla_status train(view *v, const request *q, const vlai_config *config, vl
     const vlai_wallx_setup *s = vlai_wallx_task_setup(task);
     say_start(v, config, s);
     vla_trainer_options o = s->options;
-    o.allow_change = q->allow_text ? q->allow : NULL;
+    o.allow_change = q->allow[0] ? q->allow : NULL;
     o.stop_at = q->stop_at;
     o.stop = &stop_requested;
     o.report = on_record;
@@ -400,11 +376,9 @@ int command_train(int argc, char **argv)
     view v = {.terminal = isatty(STDOUT_FILENO)};
     vla_error err = VLA_ERROR_INIT;
     vlai_config *config = NULL;
-    if (command_help(argc, argv, help))
-        return EXIT_DONE;
     q = (request){0};
     int code = parse(argc, argv, &q);
-    if (code != EXIT_DONE)
+    if (code >= 0)
         return code;
     const char *world = getenv("WORLD_SIZE");
     if (world && atoi(world) > 1) {

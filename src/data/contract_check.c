@@ -46,6 +46,8 @@ static vla_status check_cameras(const vlai_contract *c, const vla_dataset *set, 
         const char *key = vla_dataset_camera(set, i)->name;
         vlai_text_printf(&have, "%s'%s'", i ? ", " : "", key);
         const vlai_contract_camera *camera = mapped(c, key);
+        if (!camera && vla_dataset_camera(set, i)->is_depth)
+            continue; /* no picture for this policy */
         if (!camera)
             vlai_text_printf(&unmapped, "%s'%s'", unmapped.size ? ", " : "", key);
         vlai_text_printf(&line, "%s%s: %s", i ? ", " : "", key, camera ? camera->view : guess_view(key));

@@ -211,6 +211,8 @@ static void errors_and_their_codes(void **state)
     tiny_said("--config FILE is required");
     assert_int_equal(tiny_run(NULL, "train --config tiny.yml --resum"), 2);
     tiny_said("did you mean '--resume'");
+    assert_int_equal(tiny_run(NULL, "train --config=tiny.yml --stop-at=soon"), 2);
+    tiny_said("--stop-at 'soon': wanted a number of at least 1");
     assert_int_equal(tiny_run("WORLD_SIZE=2", "train --config tiny.yml"), 2);
     tiny_said("WORLD_SIZE is 2");
     assert_int_equal(tiny_run(NULL, "train --config nowhere.yml"), 3);

@@ -81,6 +81,24 @@ static void keys_without_effect_say_so(void **state)
     }
 }
 
+/* A depth camera needs no view; a colour camera does. */
+static void depth_cameras_stay_unmapped(void **state)
+{
+    (void)state;
+    static const char one_camera[] = "train --config tiny.yml --stop-at 1 --checkpoint.save_path=depth "
+                                     "--data.lerobot_config.repo_id=deep "
+                                     "--data.key_mappings.camera={\"observation.images.image\":\"face_view\"}";
+    tiny_must("synth deep --episodes 5 --length 8 --size 64x64 --state-dim 3 --action-dim 3 --storage image");
+    assert_int_equal(tiny_run(NULL, one_camera), 2);
+    tiny_said("not mapped: 'observation.images.wrist_image'");
+    json_t *info = json_load_file(tiny_at("deep/meta/info.json"), 0, NULL);
+    json_t *camera = json_object_get(json_object_get(info, "features"), "observation.images.wrist_image");
+    assert_int_equal(json_object_set_new(camera, "info", json_pack("{s:b}", "is_depth_map", 1)), 0);
+    assert_int_equal(json_dump_file(info, tiny_at("deep/meta/info.json"), JSON_INDENT(4)), 0);
+    json_decref(info);
+    tiny_must(one_camera);
+}
+
 static vlai_safetensors *open_weights(const char *name)
 {
     vla_error err = VLA_ERROR_INIT;
@@ -176,7 +194,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(keys_that_change_the_first_loss), cmocka_unit_test(the_flow_loss_has_a_weight),
-        cmocka_unit_test(keys_without_effect_say_so),      cmocka_unit_test(drawn_weights),
+        cmocka_unit_test(keys_without_effect_say_so),      cmocka_unit_test(depth_cameras_stay_unmapped), cmocka_unit_test(drawn_weights),
         cmocka_unit_test(pretrained_weights),              cmocka_unit_test(an_unused_tensor_stays),
     };
     return cmocka_run_group_tests(tests, tiny_make, tiny_drop);

@@ -2,6 +2,8 @@
 #include "alloc.h"
 #include "test.h"
 
+#include "train/config_internal.h"
+
 #include "base/io.h"
 #include "base/memory.h"
 #include "train/config.h"
@@ -360,6 +362,50 @@ static void dump_is_a_configuration(void **state)
     assert_fails(vlai_config_help("nothing", &help, &err), VLA_E_NOT_FOUND, err, "'nothing' is not a section");
 }
 
+/* docs/differences.md promises options: every `section.key` in it is one, and every `section.key: value` of a single word
+ * is a value that is taken. */
+static void documented_keys_exist(void **state)
+{
+    (void)state;
+    vla_error err = VLA_ERROR_INIT;
+    char *text;
+    assert_ok(vlai_read_file(VLA_TEST_ROOT "/docs/differences.md", 0, &text, NULL, &err), err);
+    static const char *const sections[] = {"task.", "model.", "data.", "hyperparams.", "distributed.", "logging.", "checkpoint.",
+                                           "debug.", "training.", "memory."};
+    int keys = 0, values = 0;
+    for (char *at = text; (at = strchr(at, '`'));) {
+        char word[128], override[160];
+        size_t n = strcspn(++at, "`");
+        snprintf(word, sizeof word, "%.*s", (int)(n < sizeof word ? n : sizeof word - 1), at);
+        at += n + (at[n] == '`');
+        bool ours = false;
+        for (size_t i = 0; i < sizeof sections / sizeof *sections; i++)
+            ours |= !strncmp(word, sections[i], strlen(sections[i]));
+        char *value = strstr(word, ": ");
+        if (value) {
+            *value = 0;
+            value += 2;
+        }
+        if (!ours || strstr(word, ".safetensors") || strstr(word, "\xE2\x80\xA6") || vlai_config_section(word, strlen(word))) /* an ellipsis is a whole family */
+            continue;
+        keys++;
+        if (!vlai_config_option(word, NULL))
+            fail_msg("docs/differences.md names '%s', which is no key", word);
+        if (!value || strpbrk(value, " {"))
+            continue;
+        snprintf(override, sizeof override, "--%s=%s", word, value);
+        const char *overrides[] = {override};
+        vlai_config *c;
+        vla_status status = vlai_config_parse("model_type: qwen2_5\n", 20, "t.yml", overrides, 1, &c, &err);
+        if (status != VLA_OK)
+            fail_msg("docs/differences.md says '%s: %s': %s", word, value, err.message);
+        vlai_config_destroy(c);
+        values++;
+    }
+    assert_true(keys > 20 && values >= 8);
+    vlai_free(text);
+}
+
 static void before_training(void **state)
 {
     (void)state;
@@ -437,6 +483,7 @@ int main(void)
         cmocka_unit_test(two_places_and_old_places),
         cmocka_unit_test(overrides),
         cmocka_unit_test(dump_is_a_configuration),
+        cmocka_unit_test(documented_keys_exist),
         cmocka_unit_test(before_training),
         cmocka_unit_test(every_failing_allocation_is_an_error),
     };
