@@ -197,7 +197,7 @@ template <int DP> constexpr size_t attention_shared()
 
 /* Forward. Block: 64 queries of one head, keys in tiles of 64. */
 template <int DP>
-__global__ void __launch_bounds__(BLOCK)
+__global__ void __launch_bounds__(BLOCK, 3)
     attention_tile_kernel(attention_shape s, const bf16 *q, const bf16 *k, const bf16 *v, bf16 *o, float *lse)
 {
     extern __shared__ __align__(16) unsigned char memory[];
@@ -225,29 +225,15 @@ __global__ void __launch_bounds__(BLOCK)
     copy_commit();
 
     float acc[DP / 8][4] = {}, top[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0}, scale = s.scale * LOG2E;
-    uint32_t fq[DP / 16][4];
     int parity = 0;
     for (int key = keys.x; key < keys.y; key += TILE, parity ^= 1) {
         copy_wait<1>();
         __syncthreads();
-        if (key == keys.x)
-#pragma unroll
-            for (int c = 0; c < DP / 16; c++)
-                load_fragments(fq[c], first_operand<DP>(tile_q, warp * 16, c * 16));
         bool any, all;
         look_at_keys<TILE>(seen, key, cols + parity * TILE, any, all);
         float x[TILE / 8][4] = {};
-        if (any) {
-#pragma unroll
-            for (int c = 0; c < DP / 16; c++)
-#pragma unroll
-                for (int j = 0; j < TILE / 8; j += 2) {
-                    uint32_t fk[4];
-                    load_fragments(fk, second_operand<DP>(tile_k, j * 8, c * 16));
-                    multiply(x[j], fq[c], fk[0], fk[1]);
-                    multiply(x[j + 1], fq[c], fk[2], fk[3]);
-                }
-        }
+        if (any)
+            multiply_rows<DP>(x, tile_q, warp * 16, tile_k);
         __syncthreads(); /* tile_k is free */
         if (key + TILE < keys.y) {
             load_tile<TILE, DP>(tile_k, k, key + TILE, s.keys, kv_stride, s.dim, s.vector);
@@ -335,7 +321,7 @@ template <int DP> constexpr size_t query_grad_shared()
 
 /* dq. Block: 64 queries of one head, keys in tiles of 32. dS = P (dP - delta), dq = scale dS K. */
 template <int DP>
-__global__ void __launch_bounds__(BLOCK)
+__global__ void __launch_bounds__(BLOCK, DP > 80 ? 3 : 4)
     query_grad_kernel(attention_shape s, const bf16 *dy, const bf16 *q, const bf16 *k, const bf16 *v, const float *lse,
                       const float *delta, bf16 *dq)
 {
@@ -426,7 +412,7 @@ template <int DP> constexpr size_t key_grad_shared()
 /* dk, dv. Block: 64 keys of one kv head; its group's heads and their query tiles of 32 in order. Scores are transposed, keys
  * in rows: P^T = exp(K Q^T - lse), dv = P^T dy, dk = scale dS^T Q. tiles [ceil(queries / 32)]. */
 template <int DP>
-__global__ void __launch_bounds__(BLOCK)
+__global__ void __launch_bounds__(BLOCK, DP > 80 ? 2 : 3)
     key_grad_kernel(attention_shape s, const bf16 *dy, const bf16 *q, const bf16 *k, const bf16 *v, const float *lse, const float *delta,
                     const query_tile *tiles, int n_tiles, bf16 *dk, bf16 *dv)
 {
