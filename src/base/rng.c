@@ -53,12 +53,15 @@ double vlai_rng_uniform64(const vlai_rng_key *key, uint32_t element)
 
 void vlai_rng_normal(const vlai_rng_key *key, uint32_t first, size_t n, float *out)
 {
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < n;) { /* both draws of a pair that lies inside the range come from one block */
         uint32_t element = first + (uint32_t)i, words[4];
         block(key, element >> 1, words);
         double u1 = ((double)words[0] + 0.5) * (1.0 / 4294967296.0);
         double u2 = ((double)words[1] + 0.5) * (1.0 / 4294967296.0);
         double r = sqrt(-2.0 * log(u1)), a = 6.283185307179586476925 * u2;
-        out[i] = (float)((element & 1) ? r * sin(a) : r * cos(a));
+        if (!(element & 1))
+            out[i++] = (float)(r * cos(a));
+        if (i < n)
+            out[i++] = (float)(r * sin(a));
     }
 }
