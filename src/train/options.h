@@ -253,8 +253,8 @@
     X(BOOL, visualize_sample, false, 0, 0, NOTED, "vla inspect batch shows one, with its pictures")                    \
     X(PATH, save_debug_batch_path, NULL, 0, 0, NOTED, "vla inspect batch writes one, with its pictures")               \
     X(BOOL, nvtx, false, 0, 0, QUIET, "ranges for a GPU's profiler")                                                   \
-    X(BOOL, enable_mfu, false, 0, 0, QUIET, "metrics.jsonl always holds it")                                           \
-    X(BOOL, enable_mfu_profile, false, 0, 0, QUIET, "metrics.jsonl always holds it")
+    X(BOOL, enable_mfu, false, 0, 0, QUIET, "metrics.jsonl always holds TFLOP/s")                                     \
+    X(BOOL, enable_mfu_profile, false, 0, 0, QUIET, "metrics.jsonl always holds TFLOP/s")
 
 /* ---- ours ---- */
 #define VLAI_OPTIONS_TRAINING(X)                                                                                       \
