@@ -47,7 +47,7 @@ static bool output_has(const char *part)
     return found;
 }
 
-#define DEMO_CONFIG VLA_TEST_ROOT "/configs/demo.yml"
+#define DEMO_CONFIG VLA_TEST_ROOT "/tests/e2e/small.yml"
 
 /* A set of 20 episodes, of which two are held out, and three steps of training. */
 static int make_run(void **state)

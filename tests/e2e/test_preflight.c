@@ -15,7 +15,7 @@
 static char folder[] = "/tmp/vla_preflight_XXXXXX";
 static vla_error err = VLA_ERROR_INIT;
 
-#define DEMO_CONFIG VLA_TEST_ROOT "/configs/demo.yml"
+#define DEMO_CONFIG VLA_TEST_ROOT "/tests/e2e/small.yml"
 
 static const char *at(const char *name)
 {
