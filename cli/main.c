@@ -4,6 +4,9 @@
 #include "base/text.h"
 #include "vla/api.h"
 
+#include <errno.h>
+#include <signal.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -80,8 +83,22 @@ static void usage(FILE *to)
     fputs("\nvla COMMAND --help explains one, with examples.\n", to);
 }
 
+/* Output that a full disk cut short must not pass for whole. A command that ignores SIGPIPE goes on without a reader: what it
+ * prints stands in its log too. */
+static int finish(int code)
+{
+    struct sigaction pipe;
+    errno = 0;
+    bool failed = ferror(stdout) != 0;
+    if ((fflush(stdout) == 0 && !failed) || (sigaction(SIGPIPE, NULL, &pipe) == 0 && pipe.sa_handler == SIG_IGN))
+        return code;
+    fprintf(stderr, "vla: the output could not be written%s%s\n", errno ? ": " : "", errno ? strerror(errno) : "");
+    return code == EXIT_DONE ? EXIT_DATA : code;
+}
+
 int main(int argc, char **argv)
 {
+    signal(SIGXFSZ, SIG_IGN); /* a file size limit is an error of the write, with a message */
     if (argc < 2 || !strcmp(argv[1], "--help") || !strcmp(argv[1], "-h")) {
         usage(argc < 2 ? stderr : stdout);
         return argc < 2 ? EXIT_USAGE : EXIT_DONE;
@@ -93,7 +110,7 @@ int main(int argc, char **argv)
     const char *names[COMMAND_COUNT];
     for (int i = 0; i < COMMAND_COUNT; i++) {
         if (same_name(commands[i].name, argv[1]))
-            return commands[i].run(argc - 1, argv + 1);
+            return finish(commands[i].run(argc - 1, argv + 1));
         names[i] = commands[i].name;
     }
     const char *near = vlai_nearest(argv[1], names, COMMAND_COUNT);

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -276,6 +277,24 @@ vla_status vlai_sync_dir(const char *path, vla_error *err)
         status = fail_errno(err, "sync directory", path);
     close(fd);
     return status;
+}
+
+vla_status vlai_lock_dir(const char *path, int *fd, vla_error *err)
+{
+    *fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (*fd < 0)
+        return fail_errno(err, "open directory", path);
+    if (flock(*fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK)
+        return VLA_OK;
+    close(*fd);
+    *fd = -1;
+    return vlai_fail(err, VLA_E_INVALID, "%s: in use by another process", path);
+}
+
+void vlai_unlock_dir(int fd)
+{
+    if (fd >= 0)
+        close(fd);
 }
 
 vla_status vlai_publish(const char *temporary, const char *path, vla_error *err)

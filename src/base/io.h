@@ -59,6 +59,10 @@ vla_status vlai_publish(const char *temporary, const char *path, vla_error *err)
 
 vla_status vlai_mkdirs(const char *path, vla_error *err);
 vla_status vlai_sync_dir(const char *path, vla_error *err);
+/* Locks a directory against other users of this function until `*fd` is closed or the process ends. Nothing is written.
+ * VLA_E_INVALID where another holds it; on file systems without locks `*fd` is open and nothing is locked. */
+vla_status vlai_lock_dir(const char *path, int *fd, vla_error *err);
+void vlai_unlock_dir(int fd); /* accepts -1 */
 vla_status vlai_remove_tree(const char *path, vla_error *err); /* absent is fine */
 bool vlai_is_dir(const char *path);
 bool vlai_is_file(const char *path);

@@ -4,6 +4,7 @@
 
 #include "base/bf16.h"
 #include "base/fail.h"
+#include "base/io.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/time.h"
@@ -31,6 +32,7 @@ struct vla_trainer {
     vlai_loader *loader;
     vlai_metrics *metrics;
     vla_checkpoint_writer *writer;
+    int run_lock; /* open while the run folder is ours; -1 */
     vla_gradient_status *status; /* of the step in progress */
     void *shape;
     uint8_t *guilty;
@@ -130,6 +132,17 @@ static vla_status make_store(vla_trainer *t, vla_error *err)
     return start_state(t, err);
 }
 
+/* Two trainings in one folder would move each other's checkpoints aside. */
+static vla_status lock_run_folder(vla_trainer *t, vla_error *err)
+{
+    const char *run = t->options.run;
+    VLA_TRY(vlai_mkdirs(run, err));
+    vla_status status = vlai_lock_dir(run, &t->run_lock, err);
+    return status == VLA_E_INVALID ? vlai_hint(err, status, "another training writes to this run folder: wait for its end, stop it, "
+                                                            "or choose another checkpoint.save_path")
+                                   : status;
+}
+
 static vla_status make_run_folder(vla_trainer *t, vla_error *err)
 {
     const vla_trainer_options *o = &t->options;
@@ -186,7 +199,10 @@ vla_status vla_trainer_create(const vla_model *model, const vla_samples *samples
     t->schedule = (vlai_schedule){.kind = options->schedule == VLA_LR_COSINE ? VLAI_SCHEDULE_COSINE : VLAI_SCHEDULE_CONSTANT,
                                   .peak = options->group_count > 0 ? options->groups[0].rate : 0, .min = options->min_rate,
                                   .warmup = options->warmup, .steps = options->steps};
+    t->run_lock = -1;
     vla_status status = check_options(t, err);
+    if (status == VLA_OK) /* before a checkpoint of the folder is chosen */
+        status = lock_run_folder(t, err);
     if (status == VLA_OK)
         status = make_store(t, err);
     if (status == VLA_OK)
@@ -209,6 +225,7 @@ void vla_trainer_destroy(vla_trainer *t)
     vlai_loader_destroy(t->loader);
     vla_checkpoint_writer_destroy(t->writer);
     vlai_metrics_close(t->metrics);
+    vlai_unlock_dir(t->run_lock);
     vlai_plans_destroy(t->plans);
     vla_executor_destroy(t->executor);
     vla_store_destroy(t->store);
@@ -658,6 +675,11 @@ static vla_status save(vla_trainer *t, bool last, vla_error *err)
 
 /* ---- the run ---- */
 
+static bool is_far_enough(const vla_trainer *t)
+{
+    return is_over(t) || (t->options.stop_at > 0 && t->progress.step >= t->options.stop_at);
+}
+
 static bool is_due(const vla_trainer *t, int64_t interval)
 {
     int64_t step = t->progress.step;
@@ -697,7 +719,7 @@ vla_status vla_trainer_run(vla_trainer *t, vla_error *err)
     if (t->validates && o->validate_first)
         VLA_TRY(vla_trainer_validate(t, &r, err));
     t->last_end = vlai_now();
-    while (!is_over(t)) {
+    while (!is_far_enough(t)) {
         vla_status status = vla_trainer_step(t, &r, err);
         if (status != VLA_OK)
             return leave(t, status);
@@ -706,8 +728,6 @@ vla_status vla_trainer_run(vla_trainer *t, vla_error *err)
             break;
         VLA_TRY(save_if_due(t, epoch_ended, err));
         VLA_TRY(validate_if_due(t, epoch_ended, err));
-        if (o->stop_at > 0 && t->progress.step >= o->stop_at)
-            break;
     }
     VLA_TRY(save(t, true, err));
     if (o->stop && *o->stop && !is_over(t))

@@ -464,6 +464,10 @@ static vla_status rows_by_episode(vlai_wallx_task *t, int64_t *rows, int64_t *tr
                 rows[*train + *held + k] = ep->first_row + k;
             *(pass ? held : train) += ep->length;
         }
+    if (*train == 0)
+        return vlai_fail_hint(err, VLA_E_INVALID, "list each episode once, and only such as the set has",
+                              "data.lerobot_config.episodes: of the %" PRId64 " listed none is left to train on beside the %" PRId64
+                              " held out", n, n - training);
     return VLA_OK;
 }
 

@@ -175,6 +175,23 @@ static void disk(void **state)
     assert_non_null(strstr(err.message, " GB free"));
 }
 
+/* A full disk behind the output, and a limit on the size of files, are errors with a message. */
+static void output_that_does_not_fit(void **state)
+{
+    (void)state;
+    shell("{ " VLA_TEST_PROGRAM " config >/dev/full 2>log; [ $? = 3 ]; } && grep -q 'the output could not be written' log");
+    shell("{ (ulimit -f 100; " VLA_TEST_PROGRAM " train --config tiny.yml --checkpoint.save_path=limit >log 2>&1); [ $? = 3 ]; } && "
+          "grep -q 'limit/.*: cannot write: File too large' log");
+}
+
+/* An episode listed twice is held out once, which may leave nothing to train on. */
+static void episodes_listed_twice(void **state)
+{
+    (void)state;
+    EXPECT(2, "train --config tiny.yml --checkpoint.save_path=out --data.lerobot_config.episodes=[1,1]",
+           "data.lerobot_config.episodes", "of the 2 listed none is left to train on");
+}
+
 /* Resuming with other data or settings: each differing field, old and new, name of the override. */
 static void resume_with_changes(void **state)
 {
@@ -210,6 +227,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(unsupported_set), cmocka_unit_test(partial_download), cmocka_unit_test(frame_count),
         cmocka_unit_test(constant_dimension), cmocka_unit_test(cameras), cmocka_unit_test(slots), cmocka_unit_test(disk),
+        cmocka_unit_test(output_that_does_not_fit), cmocka_unit_test(episodes_listed_twice),
         cmocka_unit_test(resume_with_changes), cmocka_unit_test(not_finite),
     };
     return cmocka_run_group_tests(tests, tiny_make, tiny_drop);

@@ -312,6 +312,36 @@ static void stops_on_request(void **state)
     assert_same_metrics(at("whole0"), at("stop"), 20);
 }
 
+/* A step that lies behind is no reason to train on. */
+static void a_stop_behind_trains_nothing(void **state)
+{
+    (void)state;
+    vla_error err = VLA_ERROR_INIT;
+    vla_trainer_options o = toy_options(at("behind"));
+    o.stop_at = 5;
+    assert_ok(train(&plain, &o, &err), err);
+    o.resume = o.run;
+    for (o.stop_at = 5; o.stop_at > 2; o.stop_at -= 2)
+        assert_ok(train(&plain, &o, &err), err);
+    assert_same_metrics(at("behind"), at("behind"), 5);
+}
+
+static void one_training_per_folder(void **state)
+{
+    (void)state;
+    vla_error err = VLA_ERROR_INIT;
+    vla_trainer_options o = toy_options(at("shared"));
+    vla_model model = toy_model(&plain);
+    vla_samples samples = toy_samples(&plain, 50);
+    vla_trainer *first, *second;
+    assert_ok(vla_trainer_create(&model, &samples, NULL, &o, &first, &err), err);
+    assert_fails(vla_trainer_create(&model, &samples, NULL, &o, &second, &err), VLA_E_INVALID, err, "in use by another process");
+    assert_non_null(strstr(err.hint, "checkpoint.save_path"));
+    vla_trainer_destroy(first);
+    assert_ok(vla_trainer_create(&model, &samples, NULL, &o, &second, &err), err);
+    vla_trainer_destroy(second);
+}
+
 static void other_settings_are_refused(void **state)
 {
     (void)state;
@@ -474,6 +504,8 @@ int main(void)
         cmocka_unit_test(bad_values_are_skipped),
         cmocka_unit_test(bad_gradients_are_skipped),
         cmocka_unit_test(stops_on_request),
+        cmocka_unit_test(a_stop_behind_trains_nothing),
+        cmocka_unit_test(one_training_per_folder),
         cmocka_unit_test(other_settings_are_refused),
         cmocka_unit_test(a_broken_sample_ends_the_run_saved),
         cmocka_unit_test(old_checkpoints_step_aside),
