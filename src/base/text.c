@@ -5,8 +5,10 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <utf8proc.h>
 
 static bool make_room(vlai_text *text, size_t extra)
 {
@@ -128,4 +130,21 @@ const char *vlai_nearest(const char *word, const char *const *candidates, size_t
         }
     }
     return best;
+}
+
+size_t vlai_utf8_check(const char *text, size_t size)
+{
+    size_t i = 0;
+    while (i < size) {
+        if (!((uint8_t)text[i] & 0x80)) {
+            i++;
+            continue;
+        }
+        utf8proc_int32_t c;
+        utf8proc_ssize_t n = utf8proc_iterate((const utf8proc_uint8_t *)text + i, (utf8proc_ssize_t)(size - i), &c);
+        if (n <= 0)
+            return i;
+        i += (size_t)n;
+    }
+    return size;
 }

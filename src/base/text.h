@@ -26,6 +26,9 @@ void vlai_text_real(vlai_text *text, double value);
 vla_status vlai_text_status(const vlai_text *text, vla_error *err);
 void vlai_text_fini(vlai_text *text);
 
+/* Byte offset of the first invalid UTF-8 sequence; `size` when there is none. */
+size_t vlai_utf8_check(const char *text, size_t size);
+
 /* The candidate nearest to `word` by edit distance, or NULL when none is near (distance above a third of its length). */
 const char *vlai_nearest(const char *word, const char *const *candidates, size_t count);
 

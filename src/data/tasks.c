@@ -5,6 +5,7 @@
 #include "base/fail.h"
 #include "base/io.h"
 #include "base/json.h"
+#include "base/text.h"
 #include "data/lines.h"
 #include "format/parquet.h"
 
@@ -19,8 +20,17 @@ typedef struct task_list {
     size_t count, room;
 } task_list;
 
-static vla_status add_task(task_list *list, int64_t index, const char *text, vla_error *err)
+static vla_status add_task(task_list *list, int64_t index, const char *text, size_t size, vla_error *err)
 {
+    size_t valid = vlai_utf8_check(text, size), end = strlen(text);
+    if (valid < size || end < size) {
+        size_t at = valid < end ? valid : end;
+        vlai_finding f = vlai_finding_error("task-text", list->file);
+        f.found = vlai_value_whole(index);
+        f.hint = "write the text as UTF-8 without zero bytes";
+        vlai_report(list->findings, &f, "task %lld: byte %zu of its text is 0x%02x, which is not valid UTF-8 text there",
+                    (long long)index, at, (unsigned)(unsigned char)text[at]);
+    }
     VLA_TRY(vlai_reserve((void **)&list->tasks, &list->room, list->count, sizeof *list->tasks, err));
     char *copy = vlai_set_strdup(list->set, text);
     if (!copy)
@@ -47,7 +57,7 @@ static vla_status add_line(const json_t *object, int64_t line, void *user, vla_e
     task_list *list = user;
     const json_t *index = json_object_get(object, "task_index"), *text = json_object_get(object, "task");
     if (json_is_integer(index) && json_is_string(text))
-        return add_task(list, json_integer_value(index), json_string_value(text), err);
+        return add_task(list, json_integer_value(index), json_string_value(text), json_string_length(text), err);
     vlai_finding f = vlai_finding_error("json", list->file);
     f.line = line;
     vlai_report(list->findings, &f, "task_index (a whole number) and task (a text) are needed");
@@ -94,7 +104,7 @@ static vla_status read_table(task_list *list, const char *path, vla_error *err)
         goto done;
     }
     for (int64_t i = 0; i < index.count && status == VLA_OK; i++)
-        status = add_task(list, index.i64[i], (const char *)text.bytes[i].data, err);
+        status = add_task(list, index.i64[i], (const char *)text.bytes[i].data, text.bytes[i].size, err);
 done:
     vlai_parquet_values_fini(&index);
     vlai_parquet_values_fini(&text);

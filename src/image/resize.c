@@ -234,7 +234,7 @@ static void horizontal(const axis *t, const uint8_t *in, int64_t rows, uint8_t *
             const uint8_t *p = row + (int64_t)t->first[j] * 3;
 #if defined(__SSE2__)
             int pairs = (t->count[j] + 1) / 2;
-            if (y + 1 < rows || t->first[j] + 2 * pairs < t->from) { /* the next pixel or row may be read */
+            if ((rows - y) * t->from - t->first[j] > 2 * pairs) { /* a pixel of the picture follows the pairs */
                 int64_t at = j * t->stride / 2;
                 pixel_sse2(p, t->high + at, t->low + at, pairs, out);
                 continue;

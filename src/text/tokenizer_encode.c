@@ -34,23 +34,6 @@ typedef struct encoder {
     void *user;
 } encoder;
 
-size_t vlai_utf8_check(const char *text, size_t size)
-{
-    size_t i = 0;
-    while (i < size) {
-        if (!((uint8_t)text[i] & 0x80)) {
-            i++;
-            continue;
-        }
-        utf8proc_int32_t c;
-        utf8proc_ssize_t n = utf8proc_iterate((const utf8proc_uint8_t *)text + i, (utf8proc_ssize_t)(size - i), &c);
-        if (n <= 0)
-            return i;
-        i += (size_t)n;
-    }
-    return size;
-}
-
 static bool is_ascii(const char *text, size_t size)
 {
     uint8_t any = 0;

@@ -85,8 +85,6 @@ int32_t vlai_tokenizer_find(const vlai_tokenizer *tok, const char *text, size_t 
 /* Puts text, in the tokenizer's normal form, into `buffer` (count = 0 before is not needed). */
 vla_status vlai_tokenizer_normalize(const vlai_tokenizer *tok, const char *text, size_t size, vlai_text *buffer,
                                     vla_error *err);
-/* Byte offset of the first invalid UTF-8 sequence; `size` when there is none. */
-size_t vlai_utf8_check(const char *text, size_t size);
 /* Calls `piece` for every stretch of text that merging works on, instead of merging it. */
 typedef vla_status (*tokenizer_piece_fn)(void *user, const char *text, size_t size, vla_error *err);
 vla_status vlai_tokenizer_pieces(const vlai_tokenizer *tok, const char *text, size_t size, tokenizer_piece_fn piece,

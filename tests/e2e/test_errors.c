@@ -184,6 +184,16 @@ static void output_that_does_not_fit(void **state)
           "grep -q 'limit/.*: cannot write: File too large' log");
 }
 
+/* An instruction that is no UTF-8 is found with the set, before a prompt is made of it. */
+static void instruction_bytes(void **state)
+{
+    (void)state;
+    a_copy();
+    shell("LC_ALL=C sed -i 's/move to the/m\\xffve to the/g' copy/meta/tasks.parquet");
+    EXPECT(3, "check --quick copy", "task-text", "meta/tasks.parquet", "byte 1 of its text is 0xff");
+    EXPECT(3, train_copy, "meta/tasks.parquet", "byte 1 of its text is 0xff");
+}
+
 /* An episode listed twice is held out once, which may leave nothing to train on. */
 static void episodes_listed_twice(void **state)
 {
@@ -227,7 +237,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(unsupported_set), cmocka_unit_test(partial_download), cmocka_unit_test(frame_count),
         cmocka_unit_test(constant_dimension), cmocka_unit_test(cameras), cmocka_unit_test(slots), cmocka_unit_test(disk),
-        cmocka_unit_test(output_that_does_not_fit), cmocka_unit_test(episodes_listed_twice),
+        cmocka_unit_test(output_that_does_not_fit), cmocka_unit_test(episodes_listed_twice), cmocka_unit_test(instruction_bytes),
         cmocka_unit_test(resume_with_changes), cmocka_unit_test(not_finite),
     };
     return cmocka_run_group_tests(tests, tiny_make, tiny_drop);

@@ -4,6 +4,27 @@
 
 #include <math.h>
 
+/* Columns of 1 to 3 pixels: nothing beyond the picture is read (seen by sanitizers), rows stay their own. */
+static void narrow_pictures(void **state)
+{
+    (void)state;
+    enum { ROWS = 5, TO = 28 };
+    vla_error err = VLA_ERROR_INIT;
+    vlai_resizer *r;
+    uint8_t out[ROWS * TO * 3];
+    assert_ok(vlai_resizer_create(&r, &err), err);
+    for (int64_t from = 1; from <= 3; from++) {
+        uint8_t *in = malloc((size_t)(ROWS * from * 3));
+        for (int64_t i = 0; i < ROWS * from * 3; i++)
+            in[i] = (uint8_t)(40 * (i / (from * 3)) + i % 3);
+        assert_ok(vlai_resizer_run(r, in, from, ROWS, TO, ROWS, out, &err), err);
+        for (int i = 0; i < ROWS * TO * 3; i++)
+            assert_int_equal(out[i], 40 * (i / (TO * 3)) + i % 3);
+        free(in);
+    }
+    vlai_resizer_destroy(r);
+}
+
 /* Sizes of spec section 2.5: step 1, step 2, patches, tokens. */
 static void sizes(void **state)
 {
@@ -144,7 +165,7 @@ static void processor_file(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sizes),   cmocka_unit_test(bicubic),        cmocka_unit_test(flat_pictures),
+        cmocka_unit_test(sizes),   cmocka_unit_test(bicubic),        cmocka_unit_test(flat_pictures), cmocka_unit_test(narrow_pictures),
         cmocka_unit_test(patches), cmocka_unit_test(processor_file),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
