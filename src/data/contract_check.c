@@ -140,12 +140,14 @@ static vla_status check_vector(const vlai_layout *layout, const char *layout_nam
         char std[32] = "unknown";
         if (!isnan(norm->std[i]))
             snprintf(std, sizeof std, "%.6g", norm->std[i]);
+        bool constant = !strcmp(oddity, "constant"), reversed = !strcmp(oddity, "reversed");
         vlai_text_printf(notes,
                          "'%s' dim %" PRId64 " (%s[%" PRId64 "]%s%s) has %s: q01 %.6g, q99 %.6g, std %s; %s\n", key, i, slot,
                          within, i < feature->name_count ? ", " : "", i < feature->name_count ? feature->names[i] : "",
-                         !strcmp(oddity, "constant") ? "no range" : oddity, norm->q01[i], norm->q99[i], std,
-                         !strcmp(oddity, "constant") ? "it is scaled by 1 instead: x - q01 doubled, less 1"
-                                                     : "it is scaled as it is, so small noise in it becomes large");
+                         constant ? "no range" : reversed ? "a reversed range" : oddity, norm->q01[i], norm->q99[i], std,
+                         constant   ? "it is scaled by 1 instead: x - q01 doubled, less 1"
+                         : reversed ? "q01 should not exceed q99: its sign is turned around"
+                                    : "it is scaled as it is, so small noise in it becomes large");
     }
     return VLA_OK;
 }

@@ -346,7 +346,15 @@ static vla_status finish_architecture(const vlai_wallx_init_options *o, json_t *
     if (!vlai_path_join(path, sizeof path, dir, "config.json"))
         return vlai_fail(err, VLA_E_INVALID, "%s: path too long", dir);
     VLA_TRY(vlai_json_save(architecture, path, err));
-    VLA_TRY(vlai_wallx_config_load(path, config, err));
+    vla_error inner = VLA_ERROR_INIT;
+    vla_status status = vlai_wallx_config_load(path, config, &inner);
+    if (status != VLA_OK) { /* the temporary file says nothing to the user: the sizes came from options or from o->config */
+        size_t n = strlen(path);
+        const char *what = !strncmp(inner.message, path, n) && inner.message[n] == ':' ? inner.message + n + 1 : inner.message;
+        what += strspn(what, " ");
+        return vlai_fail_hint(err, o->config || status == VLA_E_NOMEM ? status : VLA_E_INVALID, inner.hint, "%s: %s",
+                              o->config ? o->config : "the chosen sizes", what);
+    }
     config->action_dim = o->action_dim;
     config->propri_dim = o->state_dim;
     return VLA_OK;

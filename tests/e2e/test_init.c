@@ -252,8 +252,8 @@ static void says_what_is_wrong(void **state)
     assert_true(output_has("'big' is not demo or full"));
     assert_int_equal(run("x --preset demo --layer 3"), 2);
     assert_true(output_has("did you mean '--layers'"));
-    assert_int_equal(run("x --preset demo --heads 3"), 3);
-    assert_true(output_has("not a multiple of num_attention_heads 3"));
+    assert_int_equal(run("x --preset demo --heads 3"), 2);
+    assert_true(output_has("the chosen sizes: hidden_size 64 is not a multiple of num_attention_heads 3"));
     assert_int_equal(run("x --preset demo --heads 0"), 2);
     assert_true(output_has("heads is 0, wanted 1 to 1024"));
     assert_int_equal(run("x --preset demo --vocab 20"), 3);
