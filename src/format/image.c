@@ -148,10 +148,12 @@ static vla_status read_jpeg(const uint8_t *bytes, size_t size, const char *name,
     tjhandle jpeg = tjInitDecompress();
     if (!jpeg)
         return vlai_nomem(err, 1024);
-    int width, height, sampling, space;
+    int width = 0, height = 0, sampling = 0, space = 0;
     vla_status status = VLA_OK;
     if (tjDecompressHeader3(jpeg, bytes, (unsigned long)size, &width, &height, &sampling, &space) != 0) {
         status = vlai_fail(err, VLA_E_CORRUPT, "%s: damaged JPEG: %s", name, tjGetErrorStr2(jpeg));
+    } else if (width <= 0 || height <= 0) { /* the library takes a file that ends in its tables for a whole one */
+        status = vlai_fail(err, VLA_E_CORRUPT, "%s: damaged JPEG: it ends before its picture", name);
     } else if (space == TJCS_CMYK || space == TJCS_YCCK) {
         status = vlai_fail(err, VLA_E_UNSUPPORTED, "%s: a CMYK JPEG, where RGB or grey is wanted", name);
     } else if ((status = make_room(image, width, height, name, err)) == VLA_OK &&
