@@ -2,7 +2,7 @@
 BUILD ?= build
 JOBS ?= $(shell nproc)
 
-.PHONY: all deps demo test check-long install clean
+.PHONY: all deps demo test bench check-long install clean
 all: $(BUILD)/build.ninja
 	@ninja -C $(BUILD) -j $(JOBS) vla_program
 
@@ -21,6 +21,10 @@ $(BUILD)/build.ninja: CMakeLists.txt
 test: $(BUILD)/build.ninja
 	@tests/run $(BUILD)
 
+# What this machine reaches: kernels, the training step, the loader, statistics.
+bench: $(BUILD)/build.ninja
+	@tools/bench $(BUILD)
+
 # The long forms: 10^6 fuzzer executions, every failing allocation and write, 50 killed saves.
 check-long: $(BUILD)/build.ninja
 	@LONG=1 tests/run $(BUILD)
@@ -30,4 +34,4 @@ install: all
 	@cmake --install $(BUILD)
 
 clean:
-	rm -rf $(BUILD) $(BUILD)-asan $(BUILD)-tsan $(BUILD)-fuzz
+	rm -rf $(BUILD) $(BUILD)-asan $(BUILD)-tsan $(BUILD)-fuzz $(BUILD)-cuda
