@@ -31,7 +31,7 @@ static const char help[] =
     "  --profile         time by operation\n"
     "  --json            one JSON object per row\n\n"
     "Examples:\n"
-    "  vla bench --config demo/train.yml --batch 32 --text-tokens 70 --side 56 --profile\n";
+    "  vla bench --config configs/demo.yml --batch 32 --text-tokens 80 --side 56 --profile\n";
 
 typedef struct {
     int64_t batch, steps, text, side, pictures, threads;

@@ -37,7 +37,7 @@ int command_unknown(const char *name, const char *argument, const char *const *k
     X(preflight, "check everything that a training run will need") \
     X(init, "write a model with random weights") \
     X(synth, "write a synthetic LeRobot dataset") \
-    X(inspect, "show a plan or a graph") \
+    X(inspect, "show a dataset, a batch, a graph, a plan or a checkpoint") \
     X(check, "validate datasets") \
     X(norm_stats, "statistics that normalise state and action") \
     X(bench, "time training steps, switch by switch")

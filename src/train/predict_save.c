@@ -194,6 +194,19 @@ static void draw_key(vlai_canvas *c, int x, int y, vlai_colour colour, const cha
     vlai_plot_text(c, x + 42, y, 2, black, text);
 }
 
+/* Mean distance of the two lines where both are drawn. */
+static double mean_distance(const double *a, const double *b, int64_t n)
+{
+    double sum = 0;
+    int64_t count = 0;
+    for (int64_t i = 0; i < n; i++)
+        if (isfinite(a[i]) && isfinite(b[i])) {
+            sum += fabs(a[i] - b[i]);
+            count++;
+        }
+    return count ? sum / (double)count : 0;
+}
+
 static vla_status draw_episode(const vlai_predict *p, int64_t e, vlai_canvas *c, vla_error *err)
 {
     const vlai_predict_result *r = &p->result;
@@ -211,7 +224,7 @@ static vla_status draw_episode(const vlai_predict *p, int64_t e, vlai_canvas *c,
     for (int64_t i = 0; i < r->columns && i < 2 * MOST_ROWS; i++) {
         fill_series(p, e, i, values, values + length, length);
         vlai_series lines[] = {{values, length, 0, blue}, {values + length, length, 0, orange}};
-        snprintf(text, sizeof text, "%.30s  L1 %.3g", r->names[i], r->dims[i].l1);
+        snprintf(text, sizeof text, "%.30s  L1 %.3g", r->names[i], mean_distance(values, values + length, length));
         vlai_plot_panel(c, MARGIN + (int)(i % 2) * PANEL_WIDTH, HEAD + (int)(i / 2) * PANEL_HEIGHT, PANEL_WIDTH - MARGIN,
                         PANEL_HEIGHT - 6, text, lines, 2);
     }
