@@ -36,6 +36,7 @@ typedef enum vla_store_use {
     VLA_STORE_PREDICT, /* weights only */
     VLA_STORE_TRAIN,   /* gradients of the weights' own type */
     VLA_STORE_ACCUMULATE, /* gradients in fp32 (fp64 in fp64), for several micro-batches per step */
+    VLA_STORE_STEP, /* no gradients: they live in the plan that makes and uses them (vla_graph_step) */
 } vla_store_use;
 
 typedef struct vla_tensor {
@@ -72,6 +73,16 @@ VLA_API void vla_store_zero_gradients(vla_store *store);
 VLA_API vla_status vla_store_attach(vla_store *store, vla_executor *executor, vla_error *err);
 VLA_API vla_status vla_store_pull(vla_store *store, vla_store_kind kind, vla_error *err);
 VLA_API vla_status vla_store_push(vla_store *store, vla_store_kind kind, vla_error *err);
+/* Like vla_store_allocate and vla_store_attach at once, without a host copy of what is not asked for: host_kinds is a mask
+ * of 1 << vla_store_kind. A kind without host memory has no vla_tensor.data; it is read and written in pieces. */
+VLA_API vla_status vla_store_allocate_on(vla_store *store, vla_executor *executor, vla_numerics numerics, vla_store_use use,
+                                         unsigned host_kinds, vla_error *err);
+/* n elements of a tensor from `first` on, in its stored type, to and from where runs find them: the device when the store
+ * has a home there (the host copy is not touched), else host memory. */
+VLA_API vla_status vla_store_write(vla_store *store, vla_store_kind kind, size_t index, int64_t first, int64_t n,
+                                   const void *data, vla_error *err);
+VLA_API vla_status vla_store_read(const vla_store *store, vla_store_kind kind, size_t index, int64_t first, int64_t n, void *data,
+                                  vla_error *err);
 VLA_API vla_numerics vla_store_numerics(const vla_store *store);
 
 VLA_API vla_status vla_executor_create(int threads, vla_executor **out, vla_error *err);
@@ -88,6 +99,20 @@ VLA_API vla_status vla_run_create(vla_executor *executor, const vla_plan *plan, 
                                   vla_error *err);
 VLA_API void vla_run_destroy(vla_run *run);
 VLA_API vla_status vla_run_execute(vla_run *run, vla_error *err);
+/* The same in two halves, so that the caller prepares the next batch meanwhile. submit starts an execution with the
+ * inputs as they stand; after it vla_run_other_inputs gives vla_run_data a second set of input memory (its contents are
+ * of two batches ago), and wait makes the results of the oldest execution that was not waited for those that
+ * vla_run_data shows. At most two executions may be under way. On the CPU submit does all the work.
+ *
+ *     fill(run), vla_run_submit(run, &err);
+ *     for (;;) {
+ *         vla_run_other_inputs(run), fill(run), vla_run_submit(run, &err);
+ *         vla_run_wait(run, &err);                 // of the execution before
+ *         loss = *(float *)vla_run_data(run, "loss");
+ *     } */
+VLA_API vla_status vla_run_submit(vla_run *run, vla_error *err);
+VLA_API vla_status vla_run_wait(vla_run *run, vla_error *err);
+VLA_API vla_status vla_run_other_inputs(vla_run *run, vla_error *err);
 /* Where an input or a named result stands; NULL when the plan has none of that name (it may be dead). */
 VLA_API void *vla_run_data(const vla_run *run, const char *name);
 VLA_API vla_tensor vla_run_tensor(const vla_run *run, const char *name);
@@ -110,6 +135,11 @@ typedef struct vla_adamw_options {
  * `accumulate` adds them. status[i] of store parameter i is raised to what this graph gives. */
 VLA_API vla_status vla_graph_store_gradients(vla_graph *graph, const vla_store *store, int accumulate,
                                              vla_gradient_status *status, vla_error *err);
+/* The whole step in one graph, for a step of one micro-batch: adds clip and AdamW behind the backward pass of `graph`.
+ * Inputs, results and status as below; gradients are temporaries of the plan, so that they may stand where activations
+ * were (the store is one of VLA_STORE_STEP, or its gradients stay as they are). */
+VLA_API vla_status vla_graph_step(vla_graph *graph, const vla_store *store, vla_gradient_status *status,
+                                  const vla_adamw_options *options, vla_error *err);
 /* A graph that clips and steps: input "hyper" F64 [2 + groups] = 1 - beta1^t, 1 - beta2^t, learning rates; result "clip"
  * F64 [3] = gradient norm before the clip, factor, 1 if finite. Nothing is stepped when it is not finite. */
 VLA_API vla_status vla_graph_adamw(const vla_store *store, const vla_gradient_status *status,

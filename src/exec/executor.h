@@ -17,6 +17,10 @@ typedef struct vlai_backend {
     void (*unbind)(vla_run *run);
     vla_status (*execute)(vla_run *run, vla_error *err);
     void *(*data)(const vla_run *run, vla_value v); /* host memory of an input or a named result */
+    /* The two halves of execute, see vla/run.h; NULL: submit executes. */
+    vla_status (*submit)(vla_run *run, vla_error *err);
+    vla_status (*wait)(vla_run *run, vla_error *err);
+    vla_status (*other_inputs)(vla_run *run, vla_error *err);
     /* The store's second home; NULL for the CPU. */
     vla_status (*store_alloc)(vla_executor *ex, size_t bytes, void **device, vla_error *err);
     void (*store_free)(vla_executor *ex, void *device);

@@ -88,11 +88,12 @@ static vla_status bind_persistent(const vla_executor *ex, const vlai_value_info 
     if (index < 0)
         return vlai_fail(err, VLA_E_NOT_FOUND, "parameter '%s' of the plan is not in the store", name);
     vla_tensor t = vla_store_tensor(store, kind, (size_t)index);
-    if (!t.data || t.elements != v->elements || t.dtype != v->dtype)
+    void *place = vlai_store_place(store, ex, kind, (size_t)index);
+    if (t.elements != v->elements || t.dtype != v->dtype)
         return vlai_fail(err, VLA_E_SHAPE, "parameter '%s': the plan wants %lld elements of %s, the store has %lld of %s%s",
                          v->name, (long long)v->elements, vlai_graph_dtype_name(v->dtype), (long long)t.elements,
-                         vla_dtype_name(t.dtype), t.data ? "" : " and keeps no such tensor");
-    *data = vlai_store_place(store, ex, kind, (size_t)index);
+                         vla_dtype_name(t.dtype), t.dtype == VLA_DTYPE_NONE ? " and keeps no such tensor" : "");
+    *data = place;
     return *data ? VLA_OK
                  : vlai_fail(err, VLA_E_INVALID, "parameter '%s': the store is not on the device %s", v->name, ex->backend->name);
 }
@@ -141,6 +142,24 @@ void vla_run_destroy(vla_run *run)
 vla_status vla_run_execute(vla_run *run, vla_error *err)
 {
     return run->executor->backend->execute(run, err);
+}
+
+vla_status vla_run_submit(vla_run *run, vla_error *err)
+{
+    const vlai_backend *backend = run->executor->backend;
+    return backend->submit ? backend->submit(run, err) : backend->execute(run, err);
+}
+
+vla_status vla_run_wait(vla_run *run, vla_error *err)
+{
+    const vlai_backend *backend = run->executor->backend;
+    return backend->wait ? backend->wait(run, err) : VLA_OK;
+}
+
+vla_status vla_run_other_inputs(vla_run *run, vla_error *err)
+{
+    const vlai_backend *backend = run->executor->backend;
+    return backend->other_inputs ? backend->other_inputs(run, err) : VLA_OK;
 }
 
 vla_tensor vla_run_tensor(const vla_run *run, const char *name)

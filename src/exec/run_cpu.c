@@ -169,7 +169,8 @@ static void *cpu_data(const vla_run *run, vla_value v)
     return run->data[v];
 }
 
-const vlai_backend vlai_backend_cpu = {"cpu", cpu_open, cpu_close, cpu_reserve, cpu_bind, cpu_unbind, cpu_execute, cpu_data, NULL, NULL, NULL, NULL};
+const vlai_backend vlai_backend_cpu = {.name = "cpu", .open = cpu_open, .close = cpu_close, .reserve = cpu_reserve, .bind = cpu_bind,
+                                       .unbind = cpu_unbind, .execute = cpu_execute, .data = cpu_data};
 
 static int by_value(const void *a, const void *b)
 {

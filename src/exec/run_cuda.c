@@ -236,8 +236,10 @@ static vla_status cuda_store_copy(vla_executor *ex, void *memory, void *host, si
     return code ? failed(err, code, "copying parameters") : VLA_OK;
 }
 
-const vlai_backend vlai_backend_cuda = {"cuda", cuda_open, cuda_close, cuda_reserve, cuda_bind, cuda_unbind, cuda_execute, cuda_data,
-                                        cuda_store_alloc, cuda_store_free, cuda_store_zero, cuda_store_copy};
+const vlai_backend vlai_backend_cuda = {.name = "cuda", .open = cuda_open, .close = cuda_close, .reserve = cuda_reserve, .bind = cuda_bind,
+                                        .unbind = cuda_unbind, .execute = cuda_execute, .data = cuda_data,
+                                        .store_alloc = cuda_store_alloc, .store_free = cuda_store_free,
+                                        .store_zero = cuda_store_zero, .store_copy = cuda_store_copy};
 
 #else
 /* A build without CUDA has no second device; vla_executor_create_on says so. */

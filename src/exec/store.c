@@ -8,7 +8,8 @@
 
 #include <string.h>
 
-enum { ALIGN = 64 };
+/* What matrix units and vector loads of every device are content with. */
+enum { ALIGN = 256 };
 
 vla_status vla_store_create(vla_store **out, vla_error *err)
 {
@@ -66,7 +67,7 @@ int64_t vla_store_find(const vla_store *store, const char *name)
 vla_status vla_store_add(vla_store *store, const char *name, vla_dtype dtype, int rank, const int64_t *shape, int group,
                          vla_error *err)
 {
-    if (store->arena[VLA_STORE_WEIGHT])
+    if (store->arena[VLA_STORE_WEIGHT] || store->device[VLA_STORE_WEIGHT])
         return vlai_fail(err, VLA_E_INVALID, "parameter '%s': the store is already allocated", name);
     if (dtype != VLA_COMPUTE && dtype != VLA_PRECISE)
         return vlai_fail(err, VLA_E_DTYPE, "parameter '%s': the type must be VLA_COMPUTE or VLA_PRECISE", name);
@@ -109,7 +110,7 @@ static vla_dtype stored_type(const vlai_param *p, vla_store_kind kind, vla_numer
     switch (kind) {
     case VLA_STORE_WEIGHT: return low_precision ? VLA_BF16 : precise;
     case VLA_STORE_GRADIENT:
-        return use == VLA_STORE_PREDICT ? VLA_DTYPE_NONE
+        return use == VLA_STORE_PREDICT || use == VLA_STORE_STEP ? VLA_DTYPE_NONE
                : use == VLA_STORE_ACCUMULATE || !low_precision ? precise : VLA_BF16;
     case VLA_STORE_M:
     case VLA_STORE_V:
@@ -163,6 +164,57 @@ vla_status vla_store_allocate(vla_store *store, vla_numerics numerics, vla_store
         store->bytes[k] = total;
     }
     return VLA_OK;
+}
+
+vla_status vla_store_allocate_on(vla_store *store, vla_executor *ex, vla_numerics numerics, vla_store_use use,
+                                 unsigned host_kinds, vla_error *err)
+{
+    if (!ex->backend->store_alloc)
+        return vla_store_allocate(store, numerics, use, err);
+    vlai_store_lay_out(store, numerics, use);
+    store->executor = ex;
+    for (int k = 0; k < VLA_STORE_KINDS; k++) {
+        store->bytes[k] = vla_store_bytes(store, (vla_store_kind)k, numerics, use);
+        if (store->bytes[k] == 0 && k != VLA_STORE_WEIGHT)
+            continue;
+        VLA_TRY(ex->backend->store_alloc(ex, store->bytes[k], &store->device[k], err));
+        VLA_TRY(ex->backend->store_zero(ex, store->device[k], store->bytes[k], err));
+        if (!(host_kinds >> k & 1))
+            continue;
+        store->arena[k] = vlai_alloc_aligned(store->bytes[k] ? store->bytes[k] : 1, 4096);
+        if (!store->arena[k])
+            return vlai_nomem(err, store->bytes[k]);
+        memset(store->arena[k], 0, store->bytes[k]);
+    }
+    return VLA_OK;
+}
+
+/* Copies raw elements between the caller's memory and where the store's truth is: the device when it has a home there. */
+static vla_status transfer(const vla_store *store, vla_store_kind kind, size_t index, int64_t first, int64_t n, void *data,
+                           int to_store, vla_error *err)
+{
+    const vlai_param *p = &store->params[index];
+    size_t size = vla_dtype_size(p->dtype[kind]), at = p->offset[kind] + (size_t)first * size, bytes = (size_t)n * size;
+    if (p->dtype[kind] == VLA_DTYPE_NONE || first < 0 || n < 0 || first + n > p->elements)
+        return vlai_fail(err, VLA_E_INVALID, "parameter '%s': elements %lld to %lld of a tensor of %lld", p->name, (long long)first,
+                         (long long)(first + n), (long long)(p->dtype[kind] == VLA_DTYPE_NONE ? 0 : p->elements));
+    if (store->device[kind])
+        return store->executor->backend->store_copy(store->executor, (char *)store->device[kind] + at, data, bytes, to_store, err);
+    char *home = (char *)store->arena[kind] + at;
+    memcpy(to_store ? home : data, to_store ? data : home, bytes);
+    return VLA_OK;
+}
+
+vla_status vla_store_write(vla_store *store, vla_store_kind kind, size_t index, int64_t first, int64_t n, const void *data,
+                           vla_error *err)
+{
+    return transfer(store, kind, index, first, n, (void *)(uintptr_t)data, 1, err);
+}
+
+vla_status vla_store_read(const vla_store *store, vla_store_kind kind, size_t index, int64_t first, int64_t n, void *data,
+                          vla_error *err)
+{
+    return transfer(store, kind, index, first, n, data, 0, err);
 }
 
 vla_numerics vla_store_numerics(const vla_store *store)
@@ -220,13 +272,15 @@ vla_status vla_store_attach(vla_store *store, vla_executor *ex, vla_error *err)
 vla_status vla_store_pull(vla_store *store, vla_store_kind kind, vla_error *err)
 {
     vla_executor *ex = store->executor;
-    return ex && store->device[kind] ? ex->backend->store_copy(ex, store->device[kind], store->arena[kind], store->bytes[kind], 0, err) : VLA_OK;
+    return ex && store->device[kind] && store->arena[kind]
+               ? ex->backend->store_copy(ex, store->device[kind], store->arena[kind], store->bytes[kind], 0, err) : VLA_OK;
 }
 
 vla_status vla_store_push(vla_store *store, vla_store_kind kind, vla_error *err)
 {
     vla_executor *ex = store->executor;
-    return ex && store->device[kind] ? ex->backend->store_copy(ex, store->device[kind], store->arena[kind], store->bytes[kind], 1, err) : VLA_OK;
+    return ex && store->device[kind] && store->arena[kind]
+               ? ex->backend->store_copy(ex, store->device[kind], store->arena[kind], store->bytes[kind], 1, err) : VLA_OK;
 }
 
 /* Master = bf16 weight, ties rounded up so that it can be undone, plus the 16 low bits. */

@@ -109,6 +109,11 @@ void vlai_graph_layer(vla_graph *g, int32_t layer)
     g->layer = layer;
 }
 
+void vlai_graph_lane(vla_graph *g, int lane)
+{
+    g->lane = (int8_t)lane;
+}
+
 void vla_graph_name(vla_graph *g, vla_value value, const char *name)
 {
     if (value == VLA_NONE || g->error.status != VLA_OK)
@@ -159,7 +164,7 @@ vla_status vlai_graph_add(vla_graph *g, vlai_op op, int n_inputs, const vla_valu
         return vlai_fail(&g->error, VLA_E_INVALID, "%s: %d operands, wanted %d to %d", info->name, n_inputs,
                          info->inputs_min, info->inputs_max);
     vlai_node node = {.op = op, .n_inputs = (int8_t)n_inputs, .n_outputs = info->outputs, .backward = g->backward,
-                      .layer = g->layer};
+                      .lane = g->lane, .layer = g->layer};
     if (attrs)
         node.attrs = *attrs;
     for (int i = 0; i < VLAI_MAX_INPUTS; i++)

@@ -67,6 +67,7 @@ typedef struct vlai_node {
     int8_t n_inputs, n_outputs;
     bool backward;  /* added by autodiff or after it */
     bool recompute; /* a copy made by the recompute pass */
+    int8_t lane;    /* nodes of one lane run in order; a device may run lanes side by side. The backward has the forward's */
     int32_t layer;  /* see vlai_value_info.layer; a backward node carries that of the node it differentiates */
     vlai_attrs attrs;
 } vlai_node;
@@ -81,6 +82,7 @@ struct vla_graph {
     size_t n_gradient;
     int32_t layer;     /* given to new nodes and values */
     bool backward;     /* given to new nodes */
+    int8_t lane;       /* given to new nodes */
     vla_value loss;
     vla_error error;   /* the first error of a builder call */
 };
@@ -100,6 +102,8 @@ vla_value vlai_graph_leaf(vla_graph *g, vlai_kind kind, const char *name, vla_dt
                           const int64_t *shape);
 /* Marks the region of what is added from now on: layer index, or -1. */
 void vlai_graph_layer(vla_graph *g, int32_t layer);
+/* The lane of what is added from now on: 0, or 1 for small work that may run beside the main one. */
+void vlai_graph_lane(vla_graph *g, int lane);
 void vlai_graph_touch(vla_graph *g, vla_value param);
 
 /* Every node after the producers of its inputs, each value made once, shapes as the rules say; the message names the

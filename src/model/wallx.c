@@ -295,12 +295,14 @@ static void decoder_layer(builder *b, int64_t l, vla_value x[2], int first, int 
     vla_value gate[2] = {VLA_NONE, VLA_NONE}, fused[2] = {VLA_NONE, VLA_NONE}, qkv[3], o[2];
     snprintf(layer, sizeof layer, "model.layers.%lld", (long long)l);
     for (int e = first; e < experts; e++) {
+        vlai_graph_lane(g, e);
         snprintf(name, sizeof name, "%s.input_layernorms", layer);
         normed n = expert_norm(b, name, e, x[e], a);
         gate[e] = n.gate;
         snprintf(name, sizeof name, "%s.self_attn.qkv_proj_experts.%d", layer, e);
         fused[e] = linear(b, VLA_COMPUTE, name, n.y, q + 2 * kv, true);
     }
+    vlai_graph_lane(g, 0);
     vla_value all = first == 1     ? fused[1]
                     : experts == 2 ? vla_merge_rows(g, fused[0], fused[1], t->map, t->at[0], t->at[1])
                                    : fused[0];
@@ -320,10 +322,13 @@ static void decoder_layer(builder *b, int64_t l, vla_value x[2], int first, int 
         insulated_attention(b, t, qkv, o);
     } else {
         vla_value joint = vla_attention(g, qkv[0], qkv[1], qkv[2], t->qpos, t->rows, t->cols, &t->attention);
-        for (int e = 0; e < experts; e++)
+        for (int e = 0; e < experts; e++) {
+            vlai_graph_lane(g, e);
             o[e] = experts == 2 ? vla_gather_rows(g, joint, t->at[e], -1) : joint;
+        }
     }
     for (int e = first; e < experts; e++) {
+        vlai_graph_lane(g, e);
         int64_t width = vla_value_dim(g, x[e], 1), inner = c->expert_intermediate[e];
         snprintf(name, sizeof name, "%s.self_attn.o_proj_experts.%d", layer, e);
         vla_value y = linear(b, VLA_COMPUTE, name, o[e], width, false);
@@ -337,6 +342,7 @@ static void decoder_layer(builder *b, int64_t l, vla_value x[2], int first, int 
         x[e] = residual(b, x[e], linear(b, VLA_COMPUTE, name, y, width, false), n.gate);
         act(b, x[e], "layer.%lld.e%d", (long long)l, e);
     }
+    vlai_graph_lane(g, 0);
 }
 
 /* Embedding rows of stream 0, with pictures and state written over their placeholders. */
@@ -384,7 +390,9 @@ static void build(builder *b)
         table = param(b, VLA_COMPUTE, "model.embed_tokens.weight", c->vocab_size, c->hidden_size);
         x[0] = embed_tokens(b, table, vision);
     }
+    vlai_graph_lane(g, 1); /* the action expert's work is small: it may run beside the language model's */
     actions a = embed_actions(b);
+    vlai_graph_lane(g, 0);
     act(b, x[0], "embeds.e0");
     tables t = {.map = VLA_NONE};
     vla_rope_options rope = {.base = c->rope_theta, .half = (int)c->head_dim / 2, .axes = 3,
@@ -418,10 +426,12 @@ static void build(builder *b)
     vla_value hidden0 = first ? VLA_NONE : expert_norm(b, "model.norms", 0, x[0], &a).y, out = VLA_NONE;
     act(b, hidden0, "hidden.e0");
     if (experts == 2) {
+        vlai_graph_lane(g, 1);
         vla_value hidden1 = expert_norm(b, "model.norms", 1, x[1], &a).y;
         act(b, hidden1, "hidden.e1");
         out = linear(b, VLA_PRECISE, "action_preprocessor.action_proj_back", vla_cast(g, hidden1, VLA_PRECISE), c->action_dim, false);
         act(b, out, "action.out");
+        vlai_graph_lane(g, 0);
     }
     if (b->o.inference) {
         vla_graph_name(g, out, "action.out");

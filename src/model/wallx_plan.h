@@ -16,6 +16,11 @@ vla_status vlai_wallx_plan_training(const vlai_wallx_config *config, const vlai_
                                     bool accumulate, const vla_plan_options *options, vla_gradient_status *gradients,
                                     vla_plan **out, vla_error *err);
 
+/* The plan of a whole step of one micro-batch: forward, backward, clip and AdamW (vla_graph_step). */
+vla_status vlai_wallx_plan_step(const vlai_wallx_config *config, const vlai_wallx_shape *shape, const vla_store *store,
+                                const vla_adamw_options *adamw, const vla_plan_options *options,
+                                vla_gradient_status *gradients, vla_plan **out, vla_error *err);
+
 VLA_END_DECLS
 
 #endif

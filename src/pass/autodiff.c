@@ -51,6 +51,7 @@ vla_status vla_graph_backward(vla_graph *g, vla_value loss, double scale, vla_er
     g->loss = loss;
     mark_needed(g, needed);
     int32_t layer = g->layer;
+    int8_t lane = g->lane;
     g->backward = true;
     g->layer = -1;
     if (needed[loss])
@@ -72,6 +73,7 @@ vla_status vla_graph_backward(vla_graph *g, vla_value loss, double scale, vla_er
         if (!any_dy || !any_need || info->kind != VLAI_OP_DIFF)
             continue;
         g->layer = node.layer;
+        g->lane = node.lane;
         info->vjp(g, &node, dy, need, dx);
         for (int i = 0; i < node.n_inputs; i++)
             contribute(g, node.inputs[i], dx[i]);
@@ -81,6 +83,7 @@ vla_status vla_graph_backward(vla_graph *g, vla_value loss, double scale, vla_er
         }
     }
     g->layer = layer;
+    g->lane = lane;
     status = vla_graph_check(g, err);
 done:
     vlai_free(needed);

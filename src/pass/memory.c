@@ -10,7 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ALIGN = 64 };
+/* What matrix units and vector loads of every device are content with. */
+enum { ALIGN = 256 };
 
 /* A run of bytes in the arena, and the nodes between which it is alive (both included). -1: before the first node. */
 typedef struct block {
@@ -169,6 +170,24 @@ static vla_status lifetimes_init(const vla_graph *g, bool in_place, lifetimes *l
     return VLA_OK;
 }
 
+/* Inputs are alive for the whole run, so they lose nothing by standing side by side at the start of the arena: a device
+ * takes them in one copy. Takes their blocks out of the list and returns their bytes. */
+static int64_t place_inputs(const vla_graph *g, lifetimes *l, vlai_memory *out)
+{
+    size_t kept = 0;
+    int64_t end = 0;
+    for (size_t b = 0; b < l->n_blocks; b++) {
+        if (g->values[l->blocks[b].root].kind != VLAI_INPUT) {
+            l->blocks[kept++] = l->blocks[b];
+            continue;
+        }
+        out->offset[l->blocks[b].root] = end;
+        end += l->blocks[b].bytes;
+    }
+    l->n_blocks = kept;
+    return end;
+}
+
 static void lifetimes_fini(lifetimes *l)
 {
     vlai_free(l->root);
@@ -263,23 +282,23 @@ static int64_t pack(block *blocks, size_t n, block *placed)
     return arena;
 }
 
-static vla_status layout_lifetimes(lifetimes *l, size_t peak, vlai_memory *out, vla_error *err)
+static vla_status layout_lifetimes(lifetimes *l, int64_t base, size_t peak, vlai_memory *out, vla_error *err)
 {
     static int (*const orders[])(const void *, const void *) = {by_duration, by_bytes, by_area};
     block *placed = vlai_array(l->n_blocks + 1, sizeof *placed);
     if (!placed)
         return vlai_nomem(err, l->n_blocks * sizeof *placed);
     int64_t best = INT64_MAX;
-    for (size_t o = 0; o < sizeof orders / sizeof *orders && best > (int64_t)peak; o++) {
+    for (size_t o = 0; o < sizeof orders / sizeof *orders && best > (int64_t)peak - base; o++) {
         qsort(l->blocks, l->n_blocks, sizeof(block), orders[o]);
         int64_t arena = pack(l->blocks, l->n_blocks, placed);
         if (arena >= best)
             continue;
         best = arena;
         for (size_t i = 0; i < l->n_blocks; i++)
-            out->offset[l->blocks[i].root] = l->blocks[i].offset;
+            out->offset[l->blocks[i].root] = base + l->blocks[i].offset;
     }
-    out->arena_bytes = l->n_blocks ? (size_t)best : 0;
+    out->arena_bytes = (size_t)(base + (l->n_blocks ? best : 0));
     vlai_free(placed);
     return VLA_OK;
 }
@@ -294,7 +313,7 @@ typedef struct free_lists {
 
 static int class_of(int64_t bytes)
 {
-    int c = 6;
+    int c = 8;
     while (c < 62 && (int64_t)1 << c < bytes)
         c++;
     return c;
@@ -320,10 +339,10 @@ static void list_give(free_lists *f, const block *blocks, int32_t b)
     f->head[c] = b;
 }
 
-static vla_status layout_free_lists(const vla_graph *g, lifetimes *l, vlai_memory *out, vla_error *err)
+static vla_status layout_free_lists(const vla_graph *g, lifetimes *l, int64_t base, vlai_memory *out, vla_error *err)
 {
     free_lists f = {.next = vlai_array(l->n_blocks + 1, sizeof *f.next),
-                    .block_of = vlai_array(g->n_values + 1, sizeof *f.block_of)};
+                    .block_of = vlai_array(g->n_values + 1, sizeof *f.block_of), .arena = base};
     vla_status status = VLA_OK;
     if (!f.next || !f.block_of) {
         status = vlai_nomem(err, g->n_values * sizeof *f.block_of);
@@ -377,8 +396,9 @@ vla_status vlai_pass_memory(const vla_graph *g, vla_memory_layout layout, vlai_m
     VLA_TRY_GOTO(find_peak(g, &l, &out->peak_bytes, err), done);
     for (size_t v = 0; v < g->n_values; v++)
         out->offset[v] = -1;
-    VLA_TRY_GOTO(layout == VLA_MEMORY_LIFETIMES ? layout_lifetimes(&l, out->peak_bytes, out, err)
-                                                : layout_free_lists(g, &l, out, err), done);
+    out->input_bytes = (size_t)place_inputs(g, &l, out);
+    VLA_TRY_GOTO(layout == VLA_MEMORY_LIFETIMES ? layout_lifetimes(&l, (int64_t)out->input_bytes, out->peak_bytes, out, err)
+                                                : layout_free_lists(g, &l, (int64_t)out->input_bytes, out, err), done);
     for (size_t v = 0; v < g->n_values; v++) {
         out->root[v] = l.root[v];
         out->offset[v] = out->offset[l.root[v]];

@@ -149,6 +149,7 @@ static vla_status narrow_queries(vla_graph *g, size_t *rewritten, vla_error *err
             continue;
         vla_value result = g->nodes[at].outputs[0], index = g->nodes[at].inputs[1];
         g->layer = node.layer;
+        g->lane = node.lane;
         /* The count of pairs is for FLOPs alone. Which of them the rows have is not known here: their share of the rows
          * stands in for it, and the attention of one layer is far below a thousandth of a model. */
         double share = (double)vlai_value(g, result)->shape[0] / (double)vlai_value(g, node.outputs[0])->shape[0];
@@ -237,6 +238,7 @@ static vla_status narrow_columns(vla_graph *g, size_t *rewritten, vla_error *err
         if (named)
             continue;
         g->layer = node.layer;
+        g->lane = node.lane;
         vla_value pieces[VLAI_MAX_OUTPUTS], x = columns_of(g, &u, node.inputs[0], first, width);
         if (high - low == 1)
             pieces[0] = x;
@@ -255,6 +257,7 @@ vla_status vlai_pass_narrow(vla_graph *g, size_t *rewritten, vla_error *err)
 {
     size_t count = 0;
     int32_t layer = g->layer;
+    int8_t lane = g->lane;
     if (g->gradient)
         return vlai_fail(err, VLA_E_INVALID, "narrow: runs before the backward pass is added, which this graph already has");
     vla_status status = vla_graph_check(g, err);
@@ -263,6 +266,7 @@ vla_status vlai_pass_narrow(vla_graph *g, size_t *rewritten, vla_error *err)
     if (status == VLA_OK)
         status = narrow_columns(g, &count, err);
     g->layer = layer;
+    g->lane = lane;
     if (rewritten)
         *rewritten = count;
     return status;

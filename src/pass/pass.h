@@ -27,11 +27,12 @@ vla_status vlai_pass_recompute(vla_graph *g, vla_recompute mode, vla_error *err)
 
 /* Where each value lives. */
 typedef struct vlai_memory {
-    int64_t *offset;      /* per value: byte offset in the arena, 64-byte aligned; -1: not in the arena (persistent or
+    int64_t *offset;      /* per value: byte offset in the arena, 256-byte aligned; -1: not in the arena (persistent or
                              never made). A reshape or stop_gradient result shares its operand's bytes. */
     int32_t *root;        /* per value: the value whose bytes it shares; itself for most */
     size_t n_values;
     size_t arena_bytes;
+    size_t input_bytes;   /* inputs stand side by side in [0, input_bytes) */
     size_t peak_bytes;    /* largest sum of live bytes at any node: the lower bound of arena_bytes */
 } vlai_memory;
 

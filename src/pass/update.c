@@ -75,23 +75,20 @@ vla_status vla_graph_store_gradients(vla_graph *g, const vla_store *store, int a
     return vla_graph_check(g, err);
 }
 
-vla_status vla_graph_adamw(const vla_store *store, const vla_gradient_status *status, const vla_adamw_options *options,
-                           vla_graph **out, vla_error *err)
+/* Adds norms, clip and AdamW for every parameter that has a status; gradient[i]: of parameter i, or VLA_NONE where it is
+ * zero. */
+static void add_update(vla_graph *g, const vla_store *store, const vla_gradient_status *status, const vla_value *gradient,
+                       const vla_adamw_options *options)
 {
-    vla_graph *g;
-    VLA_TRY(vla_graph_create(&g, err));
-    g->backward = true;
-    int64_t with_gradient = 0;
+    int64_t with_gradient = 0, next = 0;
     for (size_t i = 0; i < store->count; i++)
         with_gradient += status[i] == VLA_GRADIENT_SOME;
     vla_value hyper = vla_graph_input(g, "hyper", VLA_F64, 1, (int64_t[]){2 + options->groups});
     vla_value norms = vla_graph_input(g, "norms", VLA_F64, 1, &with_gradient);
-    int64_t next = 0;
     for (size_t i = 0; i < store->count; i++)
         if (status[i] == VLA_GRADIENT_SOME) {
             vlai_attrs attrs = {.clip = {.index = next++}};
-            vlai_graph_add(g, VLAI_OP_sum_squares, 2,
-                           (vla_value[]){state_value(g, &store->params[i], VLA_STORE_GRADIENT), norms}, &attrs, NULL);
+            vlai_graph_add(g, VLAI_OP_sum_squares, 2, (vla_value[]){gradient[i], norms}, &attrs, NULL);
         }
     vla_value clip = vlai_graph_op(g, VLAI_OP_clip_factor, 1, &norms, &(vlai_attrs){.clip = {.max_norm = options->max_norm}});
     vla_graph_name(g, clip, "clip");
@@ -99,20 +96,70 @@ vla_status vla_graph_adamw(const vla_store *store, const vla_gradient_status *st
         if (status[i] == VLA_GRADIENT_NONE)
             continue;
         const vlai_param *p = &store->params[i];
-        char name[1024];
-        snprintf(name, sizeof name, "%s%s", vlai_state_prefix[VLA_STORE_GRADIENT], p->name);
         vlai_attrs attrs = {.adamw = {options->beta1, options->beta2, options->eps, options->weight_decay, p->group}};
-        vla_value operands[7] = {
-            state_value(g, p, VLA_STORE_WEIGHT), status[i] == VLA_GRADIENT_SOME ? vla_graph_find(g, name) : VLA_NONE,
-            state_value(g, p, VLA_STORE_M),      state_value(g, p, VLA_STORE_V),
-            hyper,                               clip,
-            VLA_NONE};
+        vla_value operands[7] = {state_value(g, p, VLA_STORE_WEIGHT), gradient[i], state_value(g, p, VLA_STORE_M),
+                                 state_value(g, p, VLA_STORE_V), hyper, clip, VLA_NONE};
         int n = 6;
         if (p->dtype[VLA_STORE_LOW] != VLA_DTYPE_NONE)
             operands[n++] = state_value(g, p, VLA_STORE_LOW);
         vlai_graph_add(g, VLAI_OP_adamw, n, operands, &attrs, NULL);
     }
-    vla_status result = vla_graph_check(g, err);
+}
+
+static vla_status gradient_list(const vla_store *store, vla_value **out, vla_error *err)
+{
+    vla_value *list = vlai_array(store->count + 1, sizeof *list);
+    for (size_t i = 0; list && i < store->count; i++)
+        list[i] = VLA_NONE;
+    *out = list;
+    return list ? VLA_OK : vlai_nomem(err, store->count * sizeof *list);
+}
+
+vla_status vla_graph_step(vla_graph *g, const vla_store *store, vla_gradient_status *status, const vla_adamw_options *options,
+                          vla_error *err)
+{
+    vla_value *gradient;
+    VLA_TRY(vla_graph_check(g, err));
+    VLA_TRY(gradient_list(store, &gradient, err));
+    size_t params = g->n_gradient;
+    g->backward = true;
+    for (size_t v = 0; v < params; v++) {
+        if (g->values[v].kind != VLAI_PARAM || g->values[v].frozen)
+            continue;
+        int64_t index = vla_store_find(store, g->values[v].name);
+        if (index < 0) {
+            vlai_free(gradient);
+            return vlai_fail(err, VLA_E_NOT_FOUND, "parameter '%s' of the graph is not in the store", g->values[v].name);
+        }
+        if (g->gradient[v] != VLA_NONE) {
+            status[index] = VLA_GRADIENT_SOME;
+            gradient[index] = vla_reshape(g, g->gradient[v], 1, &store->params[index].elements);
+            g->gradient[v] = VLA_NONE; /* used up here: it need not outlive the step */
+        } else if (g->values[v].touched && status[index] == VLA_GRADIENT_NONE) {
+            status[index] = VLA_GRADIENT_ZERO;
+        }
+    }
+    add_update(g, store, status, gradient, options);
+    vlai_free(gradient);
+    return vla_graph_check(g, err);
+}
+
+vla_status vla_graph_adamw(const vla_store *store, const vla_gradient_status *status, const vla_adamw_options *options,
+                           vla_graph **out, vla_error *err)
+{
+    vla_graph *g;
+    VLA_TRY(vla_graph_create(&g, err));
+    g->backward = true;
+    vla_value *gradient;
+    vla_status result = gradient_list(store, &gradient, err);
+    if (result == VLA_OK) {
+        for (size_t i = 0; i < store->count; i++)
+            if (status[i] == VLA_GRADIENT_SOME)
+                gradient[i] = state_value(g, &store->params[i], VLA_STORE_GRADIENT);
+        add_update(g, store, status, gradient, options);
+        vlai_free(gradient);
+        result = vla_graph_check(g, err);
+    }
     if (result != VLA_OK) {
         vla_graph_destroy(g);
         return result;
