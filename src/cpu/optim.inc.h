@@ -116,9 +116,8 @@ void FN(clip_factor)(const vlai_cpu_call *call)
     double norm = sqrt(sum), factor = 1;
     if (limit > 0 && limit / (norm + 1e-6) < 1)
         factor = limit / (norm + 1e-6);
-    real result[3] = {(real)norm, (real)factor, isfinite(norm) ? 1 : 0};
     if (call->out[0].data)
-        L(store)(&call->out[0], 0, 3, result);
+        memcpy(call->out[0].data, (double[]){norm, factor, isfinite(norm) ? 1 : 0}, 3 * sizeof norm);
 }
 
 /* A master weight is a float whose upper half, rounded half up, is the bf16 parameter, and whose lower 16 bits are `low`.
@@ -145,7 +144,7 @@ static void L(store_master)(uint16_t *high, uint16_t *low, int64_t n, const real
 }
 
 /* AdamW with decoupled decay, in the order of PyTorch's: p *= 1 - lr wd; m += (1-b1)(g - m); v = b2 v + (1-b2) g^2;
- * p -= lr/bc1 m / (sqrt(v)/sqrt(bc2) + eps). hyper = bc1, bc2, learning rate of each group. A left-out gradient is zero. */
+ * p -= lr/bc1 m / (sqrt(v) (1/sqrt(bc2)) + eps). hyper = bc1, bc2, learning rate of each group. A left-out gradient is zero. */
 VLAI_CLONES static void L(adamw_tile)(void *context, int64_t tile, int thread)
 {
     (void)thread;
@@ -154,7 +153,7 @@ VLAI_CLONES static void L(adamw_tile)(void *context, int64_t tile, int thread)
     double rate = hyper[2 + call->node->attrs.adamw.group];
     real b1 = (real)(1 - call->node->attrs.adamw.beta1), b2 = (real)call->node->attrs.adamw.beta2;
     real c2 = (real)(1 - call->node->attrs.adamw.beta2), decay = (real)(1 - rate * call->node->attrs.adamw.weight_decay);
-    real step = (real)(rate / hyper[0]), root = (real)sqrt(hyper[1]), eps = (real)call->node->attrs.adamw.eps;
+    real step = (real)(rate / hyper[0]), root = (real)(1 / sqrt(hyper[1])), eps = (real)call->node->attrs.adamw.eps;
     real clip[3];
     L(load)(&call->in[5], 0, 3, clip);
     bool split = call->in[0].dtype == VLA_BF16 && call->in[6].data;
@@ -177,7 +176,7 @@ VLAI_CLONES static void L(adamw_tile)(void *context, int64_t tile, int thread)
             real gradient = g[i] * clip[1];
             m[i] = m[i] + b1 * (gradient - m[i]);
             v[i] = v[i] * b2 + c2 * (gradient * gradient);
-            p[i] = p[i] * decay - step * (m[i] / (sqrt(v[i]) / root + eps));
+            p[i] = p[i] * decay - step * (m[i] / (sqrt(v[i]) * root + eps));
         }
         if (split)
             L(store_master)(high + at, low + at, n, p);

@@ -1,34 +1,47 @@
 /* The update: gradient norm, clipping and AdamW, on operands as they are stored.
  *
- *     sum_squares  x [n] -> norms[index]: 8 squares in fp32, everything above in double, blocks in order
+ *     sum_squares  x [n] -> norms[index]: 8 squares in fp32, everything above in double, chunks in order
  *     clip_factor  norms [k] -> norm, min(1, max_norm / (norm + 1e-6)), 1 if finite
- *     adamw        p *= 1 - lr wd; m += (1-b1)(g - m); v = b2 v + (1-b2) g^2; p -= lr/bc1 m / (sqrt(v)/sqrt(bc2) + eps)
+ *     adamw        p *= 1 - lr wd; m += (1-b1)(g - m); v = b2 v + (1-b2) g^2; p -= lr/bc1 m / (sqrt(v) (1/sqrt(bc2)) + eps)
  *
- * adamw rounds every step as the CPU twin does (no fused multiply-add), so that both give the same bits. A bf16 parameter
- * with low bits is a float master: its upper half, rounded half up, and its lower 16 bits. Bytes per element: 16-bit
- * parameter, low bits and gradient, fp32 moments: 14 read, 12 written; all bf16: 8 and 6. Expected: 0.9 of copy bandwidth. */
+ * Both forms, one tensor per launch and many (kernels/optim.h), cut tensors into chunks of VLAI_OPTIM_CHUNK elements and run
+ * the same device function on each. adamw rounds every step as the CPU twin does (no fused multiply-add), so that both give
+ * the same bits. A bf16 parameter with low bits is a float master: its upper half, rounded half up, and its lower 16 bits.
+ * Bytes per element: 16-bit parameter, low bits and gradient, fp32 moments: 14 read, 12 written; all bf16: 8 and 6.
+ * Expected: 0.9 of copy bandwidth. */
+#include "kernels/optim.h"
+
+#include "base/fail.h"
 #include "kernels/common.cuh"
+
+#include <string.h>
 
 namespace {
 
-enum { PACK = 8, PIECE = PACK * THREADS, MAX_BLOCKS = 1024 };
+enum { PACK = 8, PIECE = PACK * THREADS, CHUNK = VLAI_OPTIM_CHUNK };
 
-/* Elements of one block of sum_squares: whole pieces, so that at most MAX_BLOCKS are needed. */
-int64_t chunk_of(int64_t n)
-{
-    int64_t pieces = (n + PIECE - 1) / PIECE, each = (pieces + MAX_BLOCKS - 1) / MAX_BLOCKS;
-    return (each < 8 ? 8 : each) * PIECE;
-}
+/* Chunk `index` of tensor `tensor` of a table: elements index * CHUNK and on. */
+struct chunk {
+    uint32_t tensor, index;
+};
 
-template <class X>
-__global__ void __launch_bounds__(THREADS) squares_kernel(const X *x, double *partial, int64_t n, int64_t chunk, bool vector)
+struct squares_record {
+    const void *x;
+    int64_t n, index;       /* index: in norms */
+    uint32_t first, chunks; /* its partial sums */
+    bool vector;
+};
+
+/* `x`'s elements first and on, at most CHUNK, on a block; every thread gets the sum. */
+template <class X> __device__ double squares_of(const squares_record &t, int64_t first)
 {
-    int64_t first = blockIdx.x * chunk, end = first + chunk < n ? first + chunk : n;
+    const X *x = (const X *)t.x;
+    int64_t end = first + CHUNK < t.n ? first + CHUNK : t.n;
     double sum = 0;
 #pragma unroll 4
     for (int64_t at = first + threadIdx.x * PACK; at < end; at += PIECE) {
         float v[PACK];
-        if (vector && at + PACK <= end) {
+        if (t.vector && at + PACK <= end) {
             pack<X, PACK> p;
             p.load(x + at);
             p.get(v);
@@ -49,19 +62,45 @@ __global__ void __launch_bounds__(THREADS) squares_kernel(const X *x, double *pa
                 sum += (double)v[i] * (double)v[i];
         }
     }
-    sum = block_sum(sum, THREADS);
+    return block_sum(sum, THREADS);
+}
+
+template <class X> __global__ void __launch_bounds__(THREADS) squares_kernel(squares_record t, double *partial)
+{
+    double sum = squares_of<X>(t, (int64_t)blockIdx.x * CHUNK);
     if (threadIdx.x == 0)
         partial[blockIdx.x] = sum;
 }
 
-__global__ void __launch_bounds__(THREADS) squares_total_kernel(const double *partial, int64_t blocks, double *to)
+template <class X>
+__global__ void __launch_bounds__(THREADS) squares_table_kernel(const squares_record *tensors, const chunk *chunks, double *partial)
+{
+    chunk c = chunks[blockIdx.x];
+    squares_record t = tensors[c.tensor];
+    double sum = squares_of<X>(t, (int64_t)c.index * CHUNK);
+    if (threadIdx.x == 0)
+        partial[t.first + c.index] = sum;
+}
+
+__device__ void squares_total(const squares_record &t, const double *partial, double *norms)
 {
     double sum = 0;
-    for (int64_t i = threadIdx.x; i < blocks; i += THREADS)
-        sum += partial[i];
+#pragma unroll 4
+    for (uint32_t i = threadIdx.x; i < t.chunks; i += THREADS)
+        sum += partial[t.first + i];
     sum = block_sum(sum, THREADS);
     if (threadIdx.x == 0)
-        *to = sum;
+        norms[t.index] = sum;
+}
+
+__global__ void __launch_bounds__(THREADS) squares_total_kernel(squares_record t, const double *partial, double *norms)
+{
+    squares_total(t, partial, norms);
+}
+
+__global__ void __launch_bounds__(THREADS) squares_totals_kernel(const squares_record *tensors, const double *partial, double *norms)
+{
+    squares_total(tensors[blockIdx.x], partial, norms);
 }
 
 __global__ void __launch_bounds__(THREADS) clip_kernel(const double *norms, int64_t n, double limit, double *clip)
@@ -79,23 +118,29 @@ __global__ void __launch_bounds__(THREADS) clip_kernel(const double *norms, int6
     }
 }
 
-struct adamw_options {
+struct adamw_record {
+    void *p;
+    const void *g; /* NULL: zero */
+    void *m, *v;
+    uint16_t *low; /* lower halves, for bf16 parameters of masters */
+    int64_t n;
     double weight_decay;
     float b1, b2, c2, eps;
     int group;
+    bool vector;
 };
 
 /* One step's numbers, the same for every element. */
 struct adamw_step {
-    float decay, step, root, clip;
+    float decay, step, root, clip; /* root: 1 / sqrt(bc2) */
 };
 
-__device__ inline void adamw_one(float &p, float g, float &m, float &v, const adamw_step &s, const adamw_options &o)
+__device__ inline void adamw_one(float &p, float g, float &m, float &v, const adamw_step &s, const adamw_record &o)
 {
     float gradient = __fmul_rn(g, s.clip);
     m = __fadd_rn(m, __fmul_rn(o.b1, __fsub_rn(gradient, m)));
     v = __fadd_rn(__fmul_rn(v, o.b2), __fmul_rn(o.c2, __fmul_rn(gradient, gradient)));
-    float denominator = __fadd_rn(__fdiv_rn(__fsqrt_rn(v), s.root), o.eps);
+    float denominator = __fadd_rn(__fmul_rn(__fsqrt_rn(v), s.root), o.eps);
     p = __fsub_rn(__fmul_rn(p, s.decay), __fmul_rn(s.step, __fdiv_rn(m, denominator)));
 }
 
@@ -112,84 +157,160 @@ __device__ inline void split_master(float p, uint16_t &high, uint16_t &low)
     low = (uint16_t)bits;
 }
 
-/* P: stored parameter; low: lower halves, for bf16 parameters of masters. A block takes 256 packs of 8 elements. */
+/* Elements first and on of a tensor, at most CHUNK, on a block. P, G, M: stored parameter, gradient, moments. */
 template <class P, class G, class M, bool SPLIT>
-__global__ void __launch_bounds__(THREADS)
-    adamw_kernel(P *p, const G *g, M *m, M *v, uint16_t *low, const double *hyper, const double *clip, adamw_options o, int64_t n, bool vector)
+__device__ void adamw_chunk(const adamw_record &t, int64_t first, const double *hyper, const double *clip)
 {
     __shared__ adamw_step shared_step;
     __shared__ bool skip;
-    int64_t at = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * PACK;
-    bool whole = vector && at + PACK <= n;
-    pack<P, PACK> pp;
-    pack<G, PACK> pg;
-    pack<M, PACK> pm, pv;
-    union low_pack {
-        uint4 word;
-        uint16_t h[PACK];
-    } pl;
-    if (whole) { /* the loads are on their way while one thread computes the step's numbers */
-        pp.load(p + at);
-        if (g)
-            pg.load(g + at);
-        pm.load(m + at);
-        pv.load(v + at);
-        if (SPLIT)
-            pl.word = *reinterpret_cast<const uint4 *>(low + at);
-    }
-    if (threadIdx.x == 0) {
-        double rate = hyper[2 + o.group];
-        shared_step = {(float)(1 - rate * o.weight_decay), (float)(rate / hyper[0]), (float)sqrt(hyper[1]), (float)clip[1]};
+    if (threadIdx.x == 0) { /* in double as on the host, where products are rounded before they are subtracted */
+        double rate = hyper[2 + t.group];
+        shared_step = {(float)__dsub_rn(1, __dmul_rn(rate, t.weight_decay)), (float)(rate / hyper[0]), (float)(1 / sqrt(hyper[1])), (float)clip[1]};
         skip = clip[2] == 0;
     }
     __syncthreads();
     if (skip)
         return;
     adamw_step s = shared_step;
-    if (whole) {
+    P *p = (P *)t.p;
+    const G *g = (const G *)t.g;
+    M *m = (M *)t.m, *v = (M *)t.v;
+    uint16_t *low = t.low;
+    int64_t end = first + CHUNK < t.n ? first + CHUNK : t.n;
+    for (int64_t at = first + threadIdx.x * PACK; at < end; at += PIECE) {
         float xp[PACK], xg[PACK] = {0}, xm[PACK], xv[PACK];
-        if (SPLIT) {
-            const uint16_t *high = reinterpret_cast<const uint16_t *>(pp.w);
+        if (t.vector && at + PACK <= end) {
+            pack<P, PACK> pp;
+            pack<G, PACK> pg;
+            pack<M, PACK> pm, pv;
+            union {
+                uint4 word;
+                uint16_t h[PACK];
+            } pl;
+            pp.load(p + at);
+            if (g)
+                pg.load(g + at);
+            pm.load(m + at);
+            pv.load(v + at);
+            if constexpr (SPLIT) {
+                pl.word = *reinterpret_cast<const uint4 *>(low + at);
+                const uint16_t *high = reinterpret_cast<const uint16_t *>(pp.w);
+#pragma unroll
+                for (int i = 0; i < PACK; i++)
+                    xp[i] = master(high[i], pl.h[i]);
+            } else {
+                pp.get(xp);
+            }
+            if (g)
+                pg.get(xg);
+            pm.get(xm);
+            pv.get(xv);
 #pragma unroll
             for (int i = 0; i < PACK; i++)
-                xp[i] = master(high[i], pl.h[i]);
-        } else {
-            pp.get(xp);
-        }
-        if (g)
-            pg.get(xg);
-        pm.get(xm);
-        pv.get(xv);
+                adamw_one(xp[i], xg[i], xm[i], xv[i], s, t);
+            if constexpr (SPLIT) {
+                uint16_t *high = reinterpret_cast<uint16_t *>(pp.w);
 #pragma unroll
-        for (int i = 0; i < PACK; i++)
-            adamw_one(xp[i], xg[i], xm[i], xv[i], s, o);
-        if (SPLIT) {
-            uint16_t *high = reinterpret_cast<uint16_t *>(pp.w);
-#pragma unroll
-            for (int i = 0; i < PACK; i++)
-                split_master(xp[i], high[i], pl.h[i]);
-            *reinterpret_cast<uint4 *>(low + at) = pl.word;
-        } else {
-            pp.set(xp);
+                for (int i = 0; i < PACK; i++)
+                    split_master(xp[i], high[i], pl.h[i]);
+                *reinterpret_cast<uint4 *>(low + at) = pl.word;
+            } else {
+                pp.set(xp);
+            }
+            pm.set(xm);
+            pv.set(xv);
+            pp.store(p + at);
+            pm.store(m + at);
+            pv.store(v + at);
+            continue;
         }
-        pm.set(xm);
-        pv.set(xv);
-        pp.store(p + at);
-        pm.store(m + at);
-        pv.store(v + at);
-        return;
+        for (int64_t i = at; i < end && i < at + PACK; i++) {
+            float yg = g ? to_float(g[i]) : 0.0f, ym = to_float(m[i]), yv = to_float(v[i]), yp;
+            if constexpr (SPLIT)
+                yp = master(((const uint16_t *)p)[i], low[i]);
+            else
+                yp = to_float(p[i]);
+            adamw_one(yp, yg, ym, yv, s, t);
+            if constexpr (SPLIT)
+                split_master(yp, ((uint16_t *)p)[i], low[i]);
+            else
+                p[i] = from_float<P>(yp);
+            m[i] = from_float<M>(ym);
+            v[i] = from_float<M>(yv);
+        }
     }
-    for (int64_t i = at; i < n && i < at + PACK; i++) {
-        float xg = g ? to_float(g[i]) : 0.0f, xm = to_float(m[i]), xv = to_float(v[i]);
-        float xp = SPLIT ? master(((const uint16_t *)p)[i], low[i]) : to_float(p[i]);
-        adamw_one(xp, xg, xm, xv, s, o);
-        if (SPLIT)
-            split_master(xp, ((uint16_t *)p)[i], low[i]);
-        else
-            p[i] = from_float<P>(xp);
-        m[i] = from_float<M>(xm);
-        v[i] = from_float<M>(xv);
+}
+
+/* Three blocks per multiprocessor: 64 (all bf16) to 112 bytes per thread are then in flight, 49 to 86 KB in all. */
+template <class P, class G, class M, bool SPLIT>
+__global__ void __launch_bounds__(THREADS, 3) adamw_kernel(adamw_record t, const double *hyper, const double *clip)
+{
+    adamw_chunk<P, G, M, SPLIT>(t, (int64_t)blockIdx.x * CHUNK, hyper, clip);
+}
+
+template <class P, class G, class M, bool SPLIT>
+__global__ void __launch_bounds__(THREADS, 3)
+    adamw_table_kernel(const adamw_record *tensors, const chunk *chunks, const double *hyper, const double *clip)
+{
+    chunk c = chunks[blockIdx.x];
+    adamw_chunk<P, G, M, SPLIT>(tensors[c.tensor], (int64_t)c.index * CHUNK, hyper, clip);
+}
+
+uint32_t chunks_of(int64_t n)
+{
+    return (uint32_t)((n + CHUNK - 1) / CHUNK);
+}
+
+squares_record squares_record_of(const vlai_cuda_call *call, uint32_t first)
+{
+    const vlai_cuda_tensor &x = call->in[0];
+    return {x.data, x.elements, call->node->attrs.clip.index, first, chunks_of(x.elements), aligned(x.data)};
+}
+
+adamw_record adamw_record_of(const vlai_cuda_call *call)
+{
+    const auto &a = call->node->attrs.adamw;
+    const vlai_cuda_tensor *in = call->in;
+    bool vector = aligned(in[0].data) && aligned(in[1].data) && aligned(in[2].data) && aligned(in[3].data) && aligned(in[6].data);
+    return {in[0].data, in[1].data, in[2].data, in[3].data, (uint16_t *)in[6].data, in[0].elements, a.weight_decay, (float)(1 - a.beta1),
+            (float)a.beta2, (float)(1 - a.beta2), (float)a.eps, a.group, vector};
+}
+
+/* The combination of element types of a call, without chunks. A gradient left out counts as one of the parameter's type. */
+vlai_optim_part part_of(const vlai_cuda_call *call)
+{
+    const vlai_cuda_tensor *in = call->in;
+    vlai_optim_part part = {};
+    if (call->node->op == VLAI_OP_sum_squares) {
+        part.gradient = in[0].dtype;
+        return part;
     }
+    part.weight = in[0].dtype;
+    part.gradient = in[1].data ? in[1].dtype : in[0].dtype;
+    part.moment = in[2].dtype;
+    part.masters = in[0].dtype == VLA_BF16 && in[6].data;
+    return part;
+}
+
+bool same_types(const vlai_optim_part &a, const vlai_optim_part &b)
+{
+    return a.weight == b.weight && a.gradient == b.gradient && a.moment == b.moment && a.masters == b.masters;
+}
+
+/* f(P, G, M, SPLIT) for a combination. */
+template <class F> int with_part(const vlai_optim_part &part, F f)
+{
+    return with_types(part.weight, part.gradient, part.moment, [&](auto tp, auto tg, auto tm) {
+        if constexpr (std::is_same_v<typename decltype(tp)::is, bf16>)
+            if (part.masters)
+                return f(tp, tg, tm, std::true_type{});
+        return f(tp, tg, tm, std::false_type{});
+    });
+}
+
+bool adamw_fits(const vlai_cuda_call *call)
+{
+    return call->in[2].dtype == call->in[3].dtype && call->in[4].dtype == VLA_F64 && call->in[5].dtype == VLA_F64;
 }
 
 } // namespace
@@ -197,25 +318,19 @@ __global__ void __launch_bounds__(THREADS)
 NO_WORKSPACE(clip_factor)
 NO_WORKSPACE(adamw)
 
-extern "C" size_t vlai_cuda_workspace_sum_squares(const vla_graph *, const vlai_node *)
+extern "C" size_t vlai_cuda_workspace_sum_squares(const vla_graph *g, const vlai_node *node)
 {
-    return MAX_BLOCKS * sizeof(double);
+    return chunks_of(operand_of(g, node, 0).elements) * sizeof(double);
 }
 
 extern "C" int vlai_cuda_sum_squares(const vlai_cuda_call *call)
 {
-    const vlai_cuda_tensor &x = call->in[0];
-    double *to = (double *)call->in[1].data + call->node->attrs.clip.index, *partial = (double *)call->workspace;
-    if (!x.elements)
-        return (int)cudaMemsetAsync(to, 0, sizeof *to, stream_of(call));
-    int64_t chunk = chunk_of(x.elements);
-    unsigned blocks = blocks_for(x.elements, chunk);
-    return with_type(x.dtype, [&](auto tx) {
-        using X = typename decltype(tx)::is;
-        squares_kernel<<<blocks, THREADS, 0, stream_of(call)>>>((const X *)x.data, blocks > 1 ? partial : to, x.elements, chunk,
-                                                                aligned(x.data));
-        if (blocks > 1)
-            squares_total_kernel<<<1, THREADS, 0, stream_of(call)>>>(partial, blocks, to);
+    squares_record t = squares_record_of(call, 0);
+    double *partial = (double *)call->workspace;
+    return with_type(call->in[0].dtype, [&](auto tx) {
+        if (t.chunks)
+            squares_kernel<typename decltype(tx)::is><<<t.chunks, THREADS, 0, stream_of(call)>>>(t, partial);
+        squares_total_kernel<<<1, THREADS, 0, stream_of(call)>>>(t, partial, (double *)call->in[1].data);
         return launched();
     });
 }
@@ -232,30 +347,107 @@ extern "C" int vlai_cuda_clip_factor(const vlai_cuda_call *call)
 
 extern "C" int vlai_cuda_adamw(const vlai_cuda_call *call)
 {
-    const vlai_cuda_tensor &p = call->in[0], &g = call->in[1], &m = call->in[2], &v = call->in[3], &low = call->in[6];
-    int64_t n = p.elements;
-    if (!n)
+    uint32_t chunks = chunks_of(call->in[0].elements);
+    if (!chunks)
         return 0;
-    if (m.dtype != v.dtype || call->in[4].dtype != VLA_F64 || call->in[5].dtype != VLA_F64)
+    if (!adamw_fits(call))
         return (int)cudaErrorInvalidValue;
-    bool split = p.dtype == VLA_BF16 && low.data;
-    adamw_options o = {call->node->attrs.adamw.weight_decay, (float)(1 - call->node->attrs.adamw.beta1),
-                       (float)call->node->attrs.adamw.beta2, (float)(1 - call->node->attrs.adamw.beta2),
-                       (float)call->node->attrs.adamw.eps, call->node->attrs.adamw.group};
-    bool vector = aligned(p.data) && aligned(g.data) && aligned(m.data) && aligned(v.data) && aligned(low.data);
-    return with_types(p.dtype, g.data ? g.dtype : VLA_BF16, m.dtype, [&](auto tp, auto tg, auto tm) {
-        using P = typename decltype(tp)::is;
-        using G = typename decltype(tg)::is;
-        using M = typename decltype(tm)::is;
-        auto launch = [&](auto is_split) {
-            adamw_kernel<P, G, M, decltype(is_split)::value><<<blocks_for(n, PIECE), THREADS, 0, stream_of(call)>>>(
-                (P *)p.data, (const G *)g.data, (M *)m.data, (M *)v.data, (uint16_t *)low.data, (const double *)call->in[4].data,
-                (const double *)call->in[5].data, o, n, vector);
-            return launched();
-        };
-        if constexpr (std::is_same_v<P, bf16>)
-            if (split)
-                return launch(std::true_type{});
-        return launch(std::false_type{});
+    adamw_record t = adamw_record_of(call);
+    return with_part(part_of(call), [&](auto tp, auto tg, auto tm, auto split) {
+        adamw_kernel<typename decltype(tp)::is, typename decltype(tg)::is, typename decltype(tm)::is, decltype(split)::value>
+            <<<chunks, THREADS, 0, stream_of(call)>>>(t, (const double *)call->in[4].data, (const double *)call->in[5].data);
+        return launched();
     });
+}
+
+extern "C" size_t vlai_optim_table_bytes(const vlai_cuda_call *calls, size_t n)
+{
+    if (n == 0 || (calls[0].node->op != VLAI_OP_sum_squares && calls[0].node->op != VLAI_OP_adamw))
+        return 0;
+    bool squares = calls[0].node->op == VLAI_OP_sum_squares;
+    size_t chunks = 0;
+    for (size_t i = 0; i < n; i++)
+        chunks += chunks_of(calls[i].in[0].elements);
+    return round_256(n * (squares ? sizeof(squares_record) : sizeof(adamw_record))) + round_256(chunks * sizeof(chunk)) +
+           (squares ? chunks * sizeof(double) : 0);
+}
+
+extern "C" vla_status vlai_optim_table_fill(const vlai_cuda_call *calls, size_t n, void *host, size_t bytes, vlai_optim_launch_plan *plan,
+                                            vla_error *err)
+{
+    if (bytes == 0 || bytes != vlai_optim_table_bytes(calls, n))
+        return vlai_fail(err, VLA_E_INTERNAL, "a table of %zu updates: %zu bytes given, wanted %zu", n, bytes, vlai_optim_table_bytes(calls, n));
+    const vlai_cuda_call *first = &calls[0];
+    bool squares = first->node->op == VLAI_OP_sum_squares;
+    *plan = {};
+    plan->op = first->node->op;
+    plan->tensors = (uint32_t)n;
+    memset(host, 0, bytes);
+    if (squares)
+        plan->norms = (double *)first->in[1].data;
+    else
+        plan->hyper = (const double *)first->in[4].data, plan->clip = (const double *)first->in[5].data;
+    plan->chunks_at = round_256(n * (squares ? sizeof(squares_record) : sizeof(adamw_record)));
+    uint32_t partials = 0, chunks = 0;
+    for (size_t i = 0; i < n; i++) {
+        const vlai_cuda_call *call = &calls[i];
+        bool shares = squares ? call->in[1].data == plan->norms : call->in[4].data == plan->hyper && call->in[5].data == plan->clip;
+        if (call->node->op != plan->op || !shares || (!squares && !adamw_fits(call)))
+            return vlai_fail(err, VLA_E_INTERNAL, "update %zu of %zu does not belong into one table with the first", i, n);
+        vlai_optim_part part = part_of(call);
+        uint32_t k = 0;
+        while (k < plan->parts && !same_types(plan->part[k], part))
+            k++;
+        if (k == VLAI_OPTIM_PARTS)
+            return vlai_fail(err, VLA_E_INTERNAL, "%zu updates of more than %d combinations of types", n, VLAI_OPTIM_PARTS);
+        if (k == plan->parts)
+            plan->part[plan->parts++] = part;
+        plan->part[k].chunks += chunks_of(call->in[0].elements);
+        if (squares)
+            ((squares_record *)host)[i] = squares_record_of(call, partials);
+        else
+            ((adamw_record *)host)[i] = adamw_record_of(call);
+        partials += chunks_of(call->in[0].elements);
+    }
+    plan->scratch_at = plan->chunks_at + round_256(partials * sizeof(chunk));
+    chunk *to = (chunk *)((char *)host + plan->chunks_at);
+    for (uint32_t k = 0; k < plan->parts; k++) {
+        plan->part[k].first = chunks;
+        for (size_t i = 0; i < n; i++)
+            if (same_types(plan->part[k], part_of(&calls[i])))
+                for (uint32_t c = 0; c < chunks_of(calls[i].in[0].elements); c++)
+                    to[chunks++] = {(uint32_t)i, c};
+    }
+    return VLA_OK;
+}
+
+extern "C" int vlai_optim_launch(void *table, const vlai_optim_launch_plan *plan, void *stream_, int multiprocessors)
+{
+    (void)multiprocessors;
+    cudaStream_t stream = (cudaStream_t)stream_;
+    const chunk *chunks = (const chunk *)((char *)table + plan->chunks_at);
+    double *partial = (double *)((char *)table + plan->scratch_at);
+    for (uint32_t k = 0; k < plan->parts; k++) {
+        const vlai_optim_part &part = plan->part[k];
+        if (!part.chunks)
+            continue;
+        int code;
+        if (plan->op == VLAI_OP_sum_squares)
+            code = with_type(part.gradient, [&](auto tx) {
+                squares_table_kernel<typename decltype(tx)::is>
+                    <<<part.chunks, THREADS, 0, stream>>>((const squares_record *)table, chunks + part.first, partial);
+                return launched();
+            });
+        else
+            code = with_part(part, [&](auto tp, auto tg, auto tm, auto split) {
+                adamw_table_kernel<typename decltype(tp)::is, typename decltype(tg)::is, typename decltype(tm)::is, decltype(split)::value>
+                    <<<part.chunks, THREADS, 0, stream>>>((const adamw_record *)table, chunks + part.first, plan->hyper, plan->clip);
+                return launched();
+            });
+        if (code)
+            return code;
+    }
+    if (plan->op == VLAI_OP_sum_squares)
+        squares_totals_kernel<<<plan->tensors, THREADS, 0, stream>>>((const squares_record *)table, partial, plan->norms);
+    return launched();
 }

@@ -266,11 +266,12 @@ static tensor moments(vla_dtype dtype, int64_t n) /* not negative */
     return t;
 }
 
-static tensor low_bits(int64_t n)
+/* Of masters: below a zero, 0x8000 and more would stand for no number. */
+static tensor low_bits(const tensor *high)
 {
-    tensor t = result(VLA_U16, SHAPE1(n));
-    for (int64_t i = 0; i < n; i++)
-        ((uint16_t *)t.data)[i] = (uint16_t)random_bits();
+    tensor t = result(VLA_U16, SHAPE1(high->n));
+    for (int64_t i = 0; i < high->n; i++)
+        ((uint16_t *)t.data)[i] = (uint16_t)(random_bits() & (((uint16_t *)high->data)[i] & 0x7FFF ? 0xFFFF : 0x7FFF));
     return t;
 }
 
@@ -292,10 +293,11 @@ static void optim(void)
                         for (int kind = 0; kind < 4; kind++) { /* split master, bf16, fp32, split master without gradient */
                             vla_dtype p = kind == 2 ? VLA_F32 : VLA_BF16;
                             vlai_attrs a = {.adamw = {.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .group = 1}};
-                            tensor gradient = reals(g, SHAPE1(n)), low = low_bits(n);
+                            tensor weight = reals(p, SHAPE1(n)), gradient = reals(g, SHAPE1(n)), low = {.dtype = VLA_U16, .rank = 1, .shape = {n}, .n = n};
                             gradient.data = kind == 3 ? NULL : gradient.data;
-                            low.data = kind == 0 || kind == 3 ? low.data : NULL;
-                            CHECK(adamw, a, exact, OPERANDS(reals(p, SHAPE1(n)), gradient, reals_of(m, 1e-2, SHAPE1(n)), moments(m, n),
+                            if (kind == 0 || kind == 3)
+                                low = low_bits(&weight);
+                            CHECK(adamw, a, exact, OPERANDS(weight, gradient, reals_of(m, 1e-2, SHAPE1(n)), moments(m, n),
                                                             doubles(4, (double[]){0.271, 0.1426, 1e-3, 3e-4}),
                                                             doubles(3, (double[]){4.1, 0.24, skip ? 0 : 1}), low),
                                   .writes = 0x4D);
