@@ -100,14 +100,27 @@ VLA_API vla_value vla_rope(vla_graph *g, vla_value x, vla_rope_tables tables, in
  *   Key j is visible to query i iff cols[j][0] <= qpos[i] < cols[j][1] and not cols[j][2] <= qpos[i] < cols[j][3].
  *   rows[i] = [first, end) of keys that query i may see at all (bounds the search; outside is invisible).
  *   qpos [Nq] I32, rows [Nq,2] I32, cols [Nk,4] I32. A query that sees nothing gives 0.
- * `pairs` = visible (query, key) pairs, for the FLOP count. */
+ * `pairs` = visible (query, key) pairs, for the FLOP count.
+ *
+ * Many masks are simpler than that, and a kernel for them is faster. A mask other than VLA_MASK_COLUMNS is a promise about
+ * the tables, which say the same thing: queries and keys are the same rows, qpos[i] = i, and segments [S+1] I32, in
+ * ascending order, cuts them into runs of rows: segment s is rows segments[s] .. segments[s+1] - 1. Rows in front of the
+ * first segment and from segments[S] on belong to none: they see nothing and nobody sees them. `longest` = at least as
+ * many rows as any segment has. segments = VLA_NONE: VLA_MASK_COLUMNS. */
+typedef enum vla_attention_mask {
+    VLA_MASK_COLUMNS, /* as the tables say */
+    VLA_MASK_CAUSAL,  /* a key is seen by the queries of its segment from its own row on */
+    VLA_MASK_FULL     /* a key is seen by all queries of its segment */
+} vla_attention_mask;
 typedef struct vla_attention_options {
     int heads, kv_heads, head_dim;
     double scale;
     int64_t pairs;
+    vla_attention_mask mask;
+    int64_t longest;
 } vla_attention_options;
 VLA_API vla_value vla_attention(vla_graph *g, vla_value q, vla_value k, vla_value v, vla_value qpos, vla_value rows,
-                                vla_value cols, const vla_attention_options *options);
+                                vla_value cols, vla_value segments, const vla_attention_options *options);
 /* x [R,C], index [N] -> [N,C]; a negative index gives a zero row. Rows of x with index == skip get no gradient (-1: all
  * do). */
 VLA_API vla_value vla_gather_rows(vla_graph *g, vla_value x, vla_value index, int64_t skip);

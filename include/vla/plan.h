@@ -26,14 +26,20 @@ typedef enum vla_recompute { VLA_RECOMPUTE_NONE, VLA_RECOMPUTE_CHEAP, VLA_RECOMP
  * lifetimes: best fit over the whole plan. */
 typedef enum vla_memory_layout { VLA_MEMORY_FREE_LISTS, VLA_MEMORY_LIFETIMES } vla_memory_layout;
 
+/* Where nodes are joined into fused operations: in the layers of the vision tower, and everywhere else. */
+enum { VLA_FUSE_MODEL = 1, VLA_FUSE_VISUAL = 2 };
+
 typedef struct vla_plan_options {
     size_t size; /* of this struct */
     vla_numerics numerics;
     vla_recompute recompute;
     vla_memory_layout layout;
+    unsigned fuse;      /* VLA_FUSE_MODEL | VLA_FUSE_VISUAL; 0: one kernel per operation */
+    int visual_layers;  /* layers below this one are the vision tower's */
+    int fast_attention; /* 0: attention kernels whose sums have a fixed order; 1: the fastest */
 } vla_plan_options;
 
-#define VLA_PLAN_OPTIONS_DEFAULT {sizeof(vla_plan_options), VLA_FP32, VLA_RECOMPUTE_NONE, VLA_MEMORY_LIFETIMES}
+#define VLA_PLAN_OPTIONS_DEFAULT {sizeof(vla_plan_options), VLA_FP32, VLA_RECOMPUTE_NONE, VLA_MEMORY_LIFETIMES, 0, 0, 0}
 
 typedef struct vla_plan vla_plan;
 

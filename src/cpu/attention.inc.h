@@ -9,16 +9,27 @@ typedef struct {
     const vlai_cpu_call *call;
     int64_t queries, keys;
     int heads, kv_heads, dim, group; /* group: query heads per kv head */
+    int64_t q_stride, kv_stride;     /* of rows of q, and of k and v: more than their width where they lie side by side */
+    const real *q, *k, *v, *dy, *o, *lse;
+    real *dq, *dk, *dv;
     real scale;
     const int32_t *qpos, *rows, *cols;
     const int32_t *component; /* backward: pairs (first query, first key), and a last one past the end */
 } L(attention_job);
 
-static L(attention_job) L(attention_job_of)(const vlai_cpu_call *call, int first_index)
+/* The tables stand from operand `first_index` on, q at operand `q`: alone with k and v behind it, or all three in it. */
+static L(attention_job) L(attention_job_of)(const vlai_cpu_call *call, int q, int first_index, bool packed)
 {
     const vla_attention_options *options = &call->node->attrs.attention;
+    int64_t width = (int64_t)options->heads * options->head_dim, kv_width = (int64_t)options->kv_heads * options->head_dim;
+    const real *first = call->in[q].data;
     return (L(attention_job)){
         .call = call,
+        .q_stride = packed ? width + 2 * kv_width : width,
+        .kv_stride = packed ? width + 2 * kv_width : kv_width,
+        .q = first,
+        .k = packed ? first + width : call->in[q + 1].data,
+        .v = packed ? first + width + kv_width : call->in[q + 2].data,
         .queries = call->in[first_index].elements,
         .keys = vlai_rows(&call->in[first_index + 2]),
         .heads = options->heads,
@@ -138,9 +149,8 @@ static void L(attention_group)(const L(attention_job) *job, int64_t first, int64
 {
     enum { QUERIES = VLAI_ATTENTION_QUERIES, KEYS = VLAI_ATTENTION_KEYS };
     const vlai_cpu_call *call = job->call;
-    int64_t dim = job->dim, q_stride = job->heads * dim, kv_stride = job->kv_heads * dim, kv = head / job->group * dim;
-    const real *q = (const real *)call->in[0].data + first * q_stride + head * dim;
-    const real *k = (const real *)call->in[1].data + kv, *v = (const real *)call->in[2].data + kv;
+    int64_t dim = job->dim, q_stride = job->q_stride, kv_stride = job->kv_stride, kv = head / job->group * dim;
+    const real *q = job->q + first * q_stride + head * dim, *k = job->k + kv, *v = job->v + kv;
     real *mask = scratch, *s = mask + QUERIES * KEYS, *acc = s + QUERIES * KEYS;
     real top[QUERIES], sum[QUERIES];
     bool begun = false;
@@ -167,7 +177,7 @@ static void L(attention_group)(const L(attention_job) *job, int64_t first, int64
     for (int64_t i = 0; i < n; i++) {
         bool sees = begun && sum[i] > 0;
         if (call->out[0].data) {
-            real *o = (real *)call->out[0].data + (first + i) * q_stride + head * dim;
+            real *o = (real *)call->out[0].data + ((first + i) * job->heads + head) * dim;
             for (int64_t c = 0; c < dim; c++)
                 o[c] = sees ? acc[i * dim + c] / sum[i] : 0;
         }
@@ -188,13 +198,24 @@ static void L(attention_tile)(void *context, int64_t tile, int thread)
     }
 }
 
-void FN(attention)(const vlai_cpu_call *call)
+static void L(attend)(const L(attention_job) *job)
 {
-    if (!call->out[0].data && !call->out[1].data)
+    if (!job->call->out[0].data && !job->call->out[1].data)
         return;
     vlai_blas_single_threaded();
-    L(attention_job) job = L(attention_job_of)(call, 3);
-    vlai_pool_run(call->pool, vlai_tiles(job.queries, VLAI_ATTENTION_QUERIES) * job.heads, L(attention_tile), &job);
+    vlai_pool_run(job->call->pool, vlai_tiles(job->queries, VLAI_ATTENTION_QUERIES) * job->heads, L(attention_tile), (void *)job);
+}
+
+void FN(attention)(const vlai_cpu_call *call)
+{
+    L(attention_job) job = L(attention_job_of)(call, 0, 3, false);
+    L(attend)(&job);
+}
+
+void FN(attention_qkv)(const vlai_cpu_call *call)
+{
+    L(attention_job) job = L(attention_job_of)(call, 0, 1, true);
+    L(attend)(&job);
 }
 
 /* p = exp(s + mask - lse); ds = p (dp - delta), written over dp. */
@@ -222,18 +243,15 @@ static void L(attention_grad_group)(const L(attention_job) *job, int64_t first, 
                                     real *scratch)
 {
     enum { QUERIES = VLAI_ATTENTION_QUERIES, KEYS = VLAI_ATTENTION_KEYS };
-    const vlai_cpu_call *call = job->call;
-    int64_t dim = job->dim, q_stride = job->heads * dim, kv_stride = job->kv_heads * dim, kv = head / job->group * dim;
-    int64_t at = first * q_stride + head * dim;
-    const real *dy = (const real *)call->in[0].data + at, *q = (const real *)call->in[1].data + at;
-    const real *o = (const real *)call->in[4].data + at;
-    const real *k = (const real *)call->in[2].data + kv, *v = (const real *)call->in[3].data + kv;
-    const real *lse = (const real *)call->in[5].data + first * job->heads + head;
-    real *dq = call->out[0].data, *dk = call->out[1].data, *dv = call->out[2].data;
+    int64_t dim = job->dim, q_stride = job->q_stride, kv_stride = job->kv_stride, kv = head / job->group * dim;
+    int64_t at = first * q_stride + head * dim, o_stride = job->heads * dim;
+    const real *dy = job->dy + first * o_stride + head * dim, *o = job->o + first * o_stride + head * dim;
+    const real *q = job->q + at, *k = job->k + kv, *v = job->v + kv, *lse = job->lse + first * job->heads + head;
+    real *dq = job->dq, *dk = job->dk, *dv = job->dv;
     real *mask = scratch, *s = mask + QUERIES * KEYS, *dp = s + QUERIES * KEYS;
     real delta[QUERIES];
     for (int64_t i = 0; i < n; i++) {
-        delta[i] = L(dot)(dy + i * q_stride, o + i * q_stride, dim);
+        delta[i] = L(dot)(dy + i * o_stride, o + i * o_stride, dim);
         if (dq)
             memset(dq + at + i * q_stride, 0, (size_t)dim * sizeof(real));
     }
@@ -242,7 +260,7 @@ static void L(attention_grad_group)(const L(attention_job) *job, int64_t first, 
         if (!L(attention_mask)(job, first, n, key, width, mask))
             continue;
         L(block_gemm)(false, true, n, width, dim, job->scale, q, q_stride, k + kv_at, kv_stride, 0, s, KEYS);
-        L(block_gemm)(false, true, n, width, dim, 1, dy, q_stride, v + kv_at, kv_stride, 0, dp, KEYS);
+        L(block_gemm)(false, true, n, width, dim, 1, dy, o_stride, v + kv_at, kv_stride, 0, dp, KEYS);
         for (int64_t i = 0; i < n; i++)
             L(attention_grad_row)(s + i * KEYS, mask + i * KEYS, dp + i * KEYS, width, lse[i * job->heads], delta[i]);
         if (dq)
@@ -250,7 +268,7 @@ static void L(attention_grad_group)(const L(attention_job) *job, int64_t first, 
         if (dk)
             L(block_gemm)(true, false, width, dim, n, job->scale, dp, KEYS, q, q_stride, 1, dk + kv + kv_at, kv_stride);
         if (dv)
-            L(block_gemm)(true, false, width, dim, n, 1, s, KEYS, dy, q_stride, 1, dv + kv + kv_at, kv_stride);
+            L(block_gemm)(true, false, width, dim, n, 1, s, KEYS, dy, o_stride, 1, dv + kv + kv_at, kv_stride);
     }
 }
 
@@ -259,11 +277,10 @@ static void L(attention_grad_tile)(void *context, int64_t tile, int thread)
     const L(attention_job) *job = context;
     const int32_t *component = job->component + 2 * (tile / job->kv_heads);
     int kv_head = (int)(tile % job->kv_heads);
-    int64_t kv_stride = (int64_t)job->kv_heads * job->dim;
-    for (int result = 1; result <= 2; result++) {
-        real *dkv = job->call->out[result].data;
+    for (int result = 0; result < 2; result++) {
+        real *dkv = result ? job->dv : job->dk;
         for (int64_t key = component[1]; dkv && key < component[3]; key++)
-            memset(dkv + key * kv_stride + (int64_t)kv_head * job->dim, 0, (size_t)job->dim * sizeof(real));
+            memset(dkv + key * job->kv_stride + (int64_t)kv_head * job->dim, 0, (size_t)job->dim * sizeof(real));
     }
     for (int64_t i = component[0], next; i < component[2]; i = next) {
         int64_t end = component[2] - i < VLAI_ATTENTION_QUERIES ? component[2] : i + VLAI_ATTENTION_QUERIES;
@@ -304,12 +321,37 @@ static int64_t L(find_components)(const L(attention_job) *job, int32_t *componen
 }
 
 /* Workspace: 3 queries + 6 int32. */
-void FN(attention_grad)(const vlai_cpu_call *call)
+static void L(attend_backward)(L(attention_job) *job)
 {
     vlai_blas_single_threaded();
-    L(attention_job) job = L(attention_job_of)(call, 6);
-    int32_t *component = call->workspace;
-    int64_t n = L(find_components)(&job, component, component + 2 * (job.queries + 2));
-    job.component = component;
-    vlai_pool_run(call->pool, n * job.kv_heads, L(attention_grad_tile), &job);
+    int32_t *component = job->call->workspace;
+    int64_t n = L(find_components)(job, component, component + 2 * (job->queries + 2));
+    job->component = component;
+    vlai_pool_run(job->call->pool, n * job->kv_heads, L(attention_grad_tile), job);
+}
+
+void FN(attention_grad)(const vlai_cpu_call *call)
+{
+    L(attention_job) job = L(attention_job_of)(call, 1, 6, false);
+    job.dy = call->in[0].data;
+    job.o = call->in[4].data;
+    job.lse = call->in[5].data;
+    job.dq = call->out[0].data;
+    job.dk = call->out[1].data;
+    job.dv = call->out[2].data;
+    L(attend_backward)(&job);
+}
+
+void FN(attention_qkv_grad)(const vlai_cpu_call *call)
+{
+    L(attention_job) job = L(attention_job_of)(call, 1, 4, true);
+    job.dy = call->in[0].data;
+    job.o = call->in[2].data;
+    job.lse = call->in[3].data;
+    job.dq = call->out[0].data;
+    if (!job.dq)
+        return;
+    job.dk = job.dq + (int64_t)job.heads * job.dim;
+    job.dv = job.dk + (int64_t)job.kv_heads * job.dim;
+    L(attend_backward)(&job);
 }

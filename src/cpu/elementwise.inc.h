@@ -122,28 +122,34 @@ void FN(swiglu)(const vlai_cpu_call *call)
                  L(swiglu_tile));
 }
 
-VLAI_CLONES static void L(swiglu_grad_rows)(const real *dy, const real *x, real *dx, int64_t rows, int64_t width)
+/* h (may be NULL): silu(gate) up once more. dx may lie over x. */
+VLAI_CLONES static void L(swiglu_grad_rows)(const real *dy, const real *x, real *dx, real *h, int64_t rows, int64_t width)
 {
     for (int64_t r = 0; r < rows; r++) {
         const real *gate = x + r * 2 * width, *up = gate + width;
         real *dgate = dx + r * 2 * width, *dup = dgate + width;
         for (int64_t i = 0; i < width; i++) {
-            real d = dy[r * width + i], s = L(sigmoid)(gate[i]);
-            dgate[i] = d * up[i] * (s * (1 + gate[i] * (1 - s)));
-            dup[i] = d * (gate[i] * s);
+            real d = dy[r * width + i], g = gate[i], u = up[i], s = L(sigmoid)(g);
+            dgate[i] = d * u * (s * (1 + g * (1 - s)));
+            dup[i] = d * (g * s);
+            if (h)
+                h[r * width + i] = g / (1 + EXP(-g)) * u;
         }
     }
 }
 
-static void L(swiglu_grad_rows_bf16)(const real *dy, const real *x, real *dx, int64_t rows, int64_t width)
+static void L(swiglu_grad_rows_bf16)(const real *dy, const real *x, real *dx, real *h, int64_t rows, int64_t width)
 {
     for (int64_t r = 0; r < rows; r++) {
         const real *gate = x + r * 2 * width, *up = gate + width;
         real *dgate = dx + r * 2 * width, *dup = dgate + width;
         for (int64_t i = 0; i < width; i++) {
-            real d = dy[r * width + i], silu = gate[i] / (1 + EXP(-gate[i]));
-            dgate[i] = (real)vlai_round_bf16((float)(d * up[i])) * L(silu_slope)(gate[i]);
-            dup[i] = d * (real)vlai_round_bf16((float)silu);
+            real d = dy[r * width + i], g = gate[i], u = up[i];
+            real silu = (real)vlai_round_bf16((float)(g / (1 + EXP(-g))));
+            dgate[i] = (real)vlai_round_bf16((float)(d * u)) * L(silu_slope)(g);
+            dup[i] = d * silu;
+            if (h)
+                h[r * width + i] = silu * u;
         }
     }
 }
@@ -157,10 +163,11 @@ static void L(swiglu_grad_tile)(void *context, int64_t tile, int thread)
     const real *dy = (const real *)call->in[0].data + span.first * width;
     const real *x = (const real *)call->in[1].data + span.first * 2 * width;
     real *dx = (real *)call->out[0].data + span.first * 2 * width;
+    real *h = call->out[1].data ? (real *)call->out[1].data + span.first * width : NULL;
     if (call->in[1].dtype == VLA_BF16)
-        L(swiglu_grad_rows_bf16)(dy, x, dx, span.end - span.first, width);
+        L(swiglu_grad_rows_bf16)(dy, x, dx, h, span.end - span.first, width);
     else
-        L(swiglu_grad_rows)(dy, x, dx, span.end - span.first, width);
+        L(swiglu_grad_rows)(dy, x, dx, h, span.end - span.first, width);
 }
 
 void FN(swiglu_grad)(const vlai_cpu_call *call)
@@ -168,6 +175,12 @@ void FN(swiglu_grad)(const vlai_cpu_call *call)
     if (call->out[0].data)
         vlai_run(call, vlai_tiles(vlai_rows(&call->in[0]), vlai_tile_rows(4 * vlai_cols(&call->in[0]))),
                  L(swiglu_grad_tile));
+}
+
+/* Made where at least dx is wanted: the fuse pass joins two nodes whose results are both read. */
+void FN(swiglu_backward)(const vlai_cpu_call *call)
+{
+    FN(swiglu_grad)(call);
 }
 
 #undef ELEMENTWISE

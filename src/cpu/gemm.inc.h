@@ -1,4 +1,4 @@
-/* op(a) op(b) + bias by BLAS, one call per tile of the result. */
+/* op(a) op(b) + bias + residual by BLAS, one call per tile of the result, which may lie over the residual. */
 
 typedef struct {
     const vlai_cpu_call *call;
@@ -30,18 +30,23 @@ static void L(gemm_tile)(void *context, int64_t tile, int thread)
     real *c = grid->n_depth > 1 ? (real *)call->workspace + part * job->m * job->n : call->out[0].data;
     c += rows.first * job->n + cols.first;
     int64_t height = rows.end - rows.first, width = cols.end - cols.first;
+    const real *residual = grid->n_depth > 1 ? NULL : call->in[3].data;
+    for (int64_t i = 0; i < height && (residual || job->k == 0); i++) {
+        real *row = c + i * job->n;
+        if (!residual)
+            memset(row, 0, (size_t)width * sizeof(real));
+        else if (call->in[3].data != call->out[0].data)
+            memcpy(row, residual + (rows.first + i) * job->n + cols.first, (size_t)width * sizeof(real));
+    }
     if (job->k > 0)
         GEMM(CblasRowMajor, ta ? CblasTrans : CblasNoTrans, tb ? CblasTrans : CblasNoTrans, (blasint)height,
-             (blasint)width, (blasint)(depth.end - depth.first), 1, a, (blasint)lda, b, (blasint)ldb, 0, c,
+             (blasint)width, (blasint)(depth.end - depth.first), 1, a, (blasint)lda, b, (blasint)ldb, residual ? 1 : 0, c,
              (blasint)job->n);
-    else
-        for (int64_t i = 0; i < height; i++)
-            memset(c + i * job->n, 0, (size_t)width * sizeof(real));
     if (call->in[2].data && grid->n_depth == 1)
         L(add_bias)(c, (const real *)call->in[2].data + cols.first, height, width, job->n);
 }
 
-/* Adds the partial results of a split sum, in order. */
+/* Adds the partial results of a split sum, in order, then the residual. */
 VLAI_CLONES static void L(gemm_sum_tile)(void *context, int64_t tile, int thread)
 {
     (void)thread;
@@ -50,14 +55,67 @@ VLAI_CLONES static void L(gemm_sum_tile)(void *context, int64_t tile, int thread
     vlai_span span = vlai_span_of(tile, VLAI_TILE_ELEMENTS, size);
     const real *part = job->call->workspace;
     real *c = job->call->out[0].data;
-    memcpy(c + span.first, part + span.first, (size_t)(span.end - span.first) * sizeof(real));
-    for (int64_t p = 1; p < job->grid.n_depth; p++)
-        for (int64_t i = span.first; i < span.end; i++)
-            c[i] += part[p * size + i];
+    const real *residual = job->call->in[3].data;
+    real sum[256];
+    for (int64_t first = span.first; first < span.end; first += 256) {
+        int64_t n = span.end - first < 256 ? span.end - first : 256;
+        memcpy(sum, part + first, (size_t)n * sizeof(real));
+        for (int64_t p = 1; p < job->grid.n_depth; p++)
+            for (int64_t i = 0; i < n; i++)
+                sum[i] += part[p * size + first + i];
+        for (int64_t i = 0; residual && i < n; i++)
+            sum[i] += residual[first + i];
+        memcpy(c + first, sum, (size_t)n * sizeof(real));
+    }
 }
 
+/* Row sums of op(a): sums [M]. Columns of a when it is transposed: partial sums of VLAI_CHUNK_ROWS rows each, then the
+ * partials in order, as col_sum does. */
+VLAI_CLONES static void L(row_sums_tile)(void *context, int64_t tile, int thread)
+{
+    (void)thread;
+    const vlai_cpu_call *call = context;
+    int64_t cols = vlai_cols(&call->in[0]), rows = vlai_rows(&call->in[0]);
+    const real *a = call->in[0].data;
+    if (!call->node->attrs.matmul.transpose_a) {
+        vlai_span span = vlai_span_of(tile, vlai_tile_rows(cols), rows);
+        for (int64_t row = span.first; row < span.end; row++) {
+            double sum;
+            VLAI_SUM(sum, cols, a[row * cols + i]);
+            ((real *)call->out[1].data)[row] = (real)sum;
+        }
+        return;
+    }
+    vlai_span span = vlai_span_of(tile, VLAI_CHUNK_ROWS, rows);
+    double *partial = (double *)call->workspace + tile * cols;
+    memset(partial, 0, (size_t)cols * sizeof *partial);
+    for (int64_t row = span.first; row < span.end; row++)
+        for (int64_t i = 0; i < cols; i++)
+            partial[i] += (double)a[row * cols + i];
+}
+
+static void L(sums)(const vlai_cpu_call *call)
+{
+    int64_t cols = vlai_cols(&call->in[0]), rows = vlai_rows(&call->in[0]);
+    if (!call->node->attrs.matmul.transpose_a) {
+        vlai_run(call, vlai_tiles(rows, vlai_tile_rows(cols)), L(row_sums_tile));
+        return;
+    }
+    int64_t chunks = vlai_tiles(rows, VLAI_CHUNK_ROWS);
+    vlai_run(call, chunks, L(row_sums_tile));
+    for (int64_t i = 0; i < cols; i++) {
+        double sum = 0;
+        for (int64_t c = 0; c < chunks; c++)
+            sum += ((const double *)call->workspace)[c * cols + i];
+        ((real *)call->out[1].data)[i] = (real)sum;
+    }
+}
+
+/* Workspace: the partial results of a split sum, then those of the column sums in the same place. */
 void FN(matmul)(const vlai_cpu_call *call)
 {
+    if (call->out[1].data)
+        L(sums)(call);
     if (!call->out[0].data || !call->out[0].elements)
         return;
     vlai_blas_single_threaded();

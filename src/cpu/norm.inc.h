@@ -32,7 +32,7 @@ void FN(rms_norm)(const vlai_cpu_call *call)
     vlai_run(call, vlai_tiles(vlai_rows(&call->in[0]), vlai_tile_rows(2 * vlai_cols(&call->in[0]))), L(rms_norm_tile));
 }
 
-/* dx = r (w dy) - x r^3 mean(w dy x). */
+/* dx = r (w dy) - x r^3 mean(w dy x) + add. dx may lie over dy or over add. */
 VLAI_CLONES static void L(rms_norm_grad_tile)(void *context, int64_t tile, int thread)
 {
     (void)thread;
@@ -42,6 +42,7 @@ VLAI_CLONES static void L(rms_norm_grad_tile)(void *context, int64_t tile, int t
     vlai_span span = vlai_span_of(tile, vlai_tile_rows(2 * cols), rows);
     for (int64_t row = span.first; row < span.end; row++) {
         const real *dy = (const real *)call->in[0].data + row * cols, *x = (const real *)call->in[1].data + row * cols;
+        const real *add = call->in[4].data ? (const real *)call->in[4].data + row * cols : NULL;
         real *dx = (real *)call->out[0].data + row * cols;
         double r = (double)((const real *)call->in[2].data)[row], sum;
         if (w)
@@ -49,7 +50,13 @@ VLAI_CLONES static void L(rms_norm_grad_tile)(void *context, int64_t tile, int t
         else
             VLAI_SUM(sum, cols, (double)dy[i] * (double)x[i]);
         real a = (real)r, b = (real)(r * r * r * (sum / (double)cols));
-        if (w)
+        if (w && add)
+            for (int64_t i = 0; i < cols; i++)
+                dx[i] = a * (w[i] * dy[i]) - x[i] * b + add[i];
+        else if (add)
+            for (int64_t i = 0; i < cols; i++)
+                dx[i] = a * dy[i] - x[i] * b + add[i];
+        else if (w)
             for (int64_t i = 0; i < cols; i++)
                 dx[i] = a * (w[i] * dy[i]) - x[i] * b;
         else
@@ -83,9 +90,8 @@ VLAI_CLONES static void L(rms_norm_grad_weight_tile)(void *context, int64_t tile
     }
 }
 
-void FN(rms_norm_grad_weight)(const vlai_cpu_call *call)
+static void L(norm_weight)(const vlai_cpu_call *call, real *dw)
 {
-    real *dw = call->out[0].data;
     if (!dw)
         return;
     int64_t cols = vlai_cols(&call->in[1]), chunks = vlai_tiles(vlai_rows(&call->in[1]), VLAI_CHUNK_ROWS);
@@ -96,4 +102,16 @@ void FN(rms_norm_grad_weight)(const vlai_cpu_call *call)
             sum += ((const double *)call->workspace)[c * cols + i];
         dw[i] = (real)sum;
     }
+}
+
+void FN(rms_norm_grad_weight)(const vlai_cpu_call *call)
+{
+    L(norm_weight)(call, call->out[0].data);
+}
+
+/* The weight's gradient first: dx may lie over dy. */
+void FN(rms_norm_backward)(const vlai_cpu_call *call)
+{
+    L(norm_weight)(call, call->out[1].data);
+    FN(rms_norm_grad)(call);
 }

@@ -66,6 +66,78 @@ void FN(rope)(const vlai_cpu_call *call)
         vlai_run(call, vlai_tiles(vlai_rows(&call->in[0]), vlai_tile_rows(2 * vlai_cols(&call->in[0]))), L(rope_tile));
 }
 
+/* One row: the first `heads` heads rotated, the other columns copied. y may be x. */
+VLAI_CLONES static void L(rotate_row)(const real *x, const real *c, const real *s, real *y, int64_t cols, int64_t dim, int64_t heads, real sign)
+{
+    int64_t half = dim / 2;
+    for (int64_t head = 0; head < heads * dim; head += dim)
+        for (int64_t i = 0; i < half; i++) {
+            real a = x[head + i], b = x[head + i + half], sine = sign * s[i];
+            y[head + i] = a * c[i] - b * sine;
+            y[head + i + half] = b * c[i] + a * sine;
+        }
+    if (y != x)
+        memcpy(y + heads * dim, x + heads * dim, (size_t)(cols - heads * dim) * sizeof(real));
+}
+
+static void L(qkv_rope_tile)(void *context, int64_t tile, int thread)
+{
+    (void)thread;
+    const vlai_cpu_call *call = context;
+    int64_t cols = vlai_cols(&call->out[0]), dim = call->node->attrs.rope.head_dim, heads = call->node->attrs.rope.heads;
+    int64_t rows_a = vlai_rows(&call->in[0]), rows_b = call->in[1].data ? vlai_rows(&call->in[1]) : 0;
+    const real *a = call->in[0].data, *b = call->in[1].data, *c = call->in[3].data, *s = call->in[4].data;
+    const int32_t *map = call->in[2].data;
+    vlai_span span = vlai_span_of(tile, vlai_tile_rows(2 * cols), vlai_rows(&call->out[0]));
+    for (int64_t row = span.first; row < span.end; row++) {
+        int64_t from_a = map ? map[row] : row, from_b = -1 - from_a;
+        const real *x = from_a >= 0 && from_a < rows_a ? a + from_a * cols : from_b >= 0 && from_b < rows_b ? b + from_b * cols : NULL;
+        real *y = (real *)call->out[0].data + row * cols;
+        if (x)
+            L(rotate_row)(x, c + row * (dim / 2), s + row * (dim / 2), y, cols, dim, heads, 1);
+        else
+            memset(y, 0, (size_t)cols * sizeof(real));
+    }
+}
+
+void FN(qkv_rope)(const vlai_cpu_call *call)
+{
+    if (call->out[0].data)
+        vlai_run(call, vlai_tiles(vlai_rows(&call->out[0]), vlai_tile_rows(2 * vlai_cols(&call->out[0]))), L(qkv_rope_tile));
+}
+
+/* Rows of both results one after the other. */
+static void L(qkv_rope_grad_tile)(void *context, int64_t tile, int thread)
+{
+    (void)thread;
+    const vlai_cpu_call *call = context;
+    int64_t cols = vlai_cols(&call->in[0]), dim = call->node->attrs.rope.head_dim, rows = vlai_rows(&call->in[0]);
+    int64_t rows_a = vlai_rows(&call->out[0]), rows_b = call->out[1].data ? vlai_rows(&call->out[1]) : 0;
+    const real *c = call->in[1].data, *s = call->in[2].data;
+    vlai_span span = vlai_span_of(tile, vlai_tile_rows(2 * cols), rows_a + rows_b);
+    for (int64_t i = span.first; i < span.end; i++) {
+        int which = i >= rows_a;
+        int64_t at = which ? i - rows_a : i;
+        const int32_t *index = call->in[3 + which].data;
+        int64_t row = index ? index[at] : at;
+        real *y = call->out[which].data;
+        if (!y)
+            continue;
+        y += at * cols;
+        if (row >= 0 && row < rows)
+            L(rotate_row)((const real *)call->in[0].data + row * cols, c + row * (dim / 2), s + row * (dim / 2), y, cols, dim,
+                          call->node->attrs.rope.heads, -1);
+        else
+            memset(y, 0, (size_t)cols * sizeof(real));
+    }
+}
+
+void FN(qkv_rope_grad)(const vlai_cpu_call *call)
+{
+    int64_t rows = vlai_rows(&call->out[0]) + (call->out[1].data ? vlai_rows(&call->out[1]) : 0);
+    vlai_run(call, vlai_tiles(rows, vlai_tile_rows(2 * vlai_cols(&call->in[0]))), L(qkv_rope_grad_tile));
+}
+
 /* t [N] -> [N, dim] = sin(t f_k) | cos(t f_k), f_k = exp(-k ln(period) / (half - 1)). */
 static void L(sinusoid_tile)(void *context, int64_t tile, int thread)
 {

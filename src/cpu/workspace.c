@@ -32,9 +32,12 @@ void vlai_cpu_workspace(const vla_graph *g, const vlai_node *node, size_t *share
         int64_t n = b->shape[node->attrs.matmul.transpose_b ? 0 : 1];
         vlai_gemm_grid grid = vlai_gemm_grid_of(m, n, k);
         all = grid.n_depth > 1 ? grid.n_depth * m * n * word : 0;
+        if (node->attrs.matmul.sums != VLA_DTYPE_NONE && node->attrs.matmul.transpose_a && vlai_tiles(k, VLAI_CHUNK_ROWS) * m * word > all)
+            all = vlai_tiles(k, VLAI_CHUNK_ROWS) * m * word;
         break;
     }
     case VLAI_OP_rms_norm_grad_weight:
+    case VLAI_OP_rms_norm_backward:
         all = vlai_tiles(operand(g, node, 1)->shape[0], VLAI_CHUNK_ROWS) * cols_of(operand(g, node, 1)) * word;
         break;
     case VLAI_OP_col_sum:
@@ -44,10 +47,12 @@ void vlai_cpu_workspace(const vla_graph *g, const vlai_node *node, size_t *share
         all = node->attrs.rope_table.half * (word + (int64_t)sizeof(int32_t));
         break;
     case VLAI_OP_attention:
+    case VLAI_OP_attention_qkv:
         each = (2 * block + (int64_t)VLAI_ATTENTION_QUERIES * node->attrs.attention.head_dim) * word;
         break;
     case VLAI_OP_attention_grad:
-        all = (3 * g->values[node->inputs[6]].elements + 6) * (int64_t)sizeof(int32_t);
+    case VLAI_OP_attention_qkv_grad:
+        all = (3 * g->values[node->inputs[node->op == VLAI_OP_attention_grad ? 6 : 4]].elements + 6) * (int64_t)sizeof(int32_t);
         each = 3 * block * word;
         break;
     case VLAI_OP_masked_mse:

@@ -152,6 +152,17 @@ vla_dtype vla_value_dtype(const vla_graph *g, vla_value v)
     return v == VLA_NONE ? VLA_F32 : g->values[v].dtype;
 }
 
+int8_t vlai_outputs_of(const vlai_node *node)
+{
+    switch (node->op) {
+    case VLAI_OP_split_cols: return (int8_t)node->attrs.split.n;
+    case VLAI_OP_matmul: return node->attrs.matmul.sums == VLA_DTYPE_NONE ? 1 : 2;
+    case VLAI_OP_rms_norm_backward: return node->n_inputs > 3 && node->inputs[3] != VLA_NONE ? 2 : 1;
+    case VLAI_OP_qkv_rope_grad: return node->n_inputs > 4 && node->inputs[4] != VLA_NONE ? 2 : 1;
+    default: return vlai_ops[node->op].outputs;
+    }
+}
+
 vla_status vlai_graph_add(vla_graph *g, vlai_op op, int n_inputs, const vla_value *inputs, const vlai_attrs *attrs,
                           vla_value *outputs)
 {
@@ -174,8 +185,7 @@ vla_status vlai_graph_add(vla_graph *g, vlai_op op, int n_inputs, const vla_valu
     for (int i = 0; i < n_inputs; i++)
         if (inputs[i] != VLA_NONE && (size_t)inputs[i] >= g->n_values)
             return vlai_fail(&g->error, VLA_E_INVALID, "%s: operand %d is not a value of this graph", info->name, i);
-    if (op == VLAI_OP_split_cols)
-        node.n_outputs = (int8_t)node.attrs.split.n;
+    node.n_outputs = vlai_outputs_of(&node);
     vlai_shape shapes[VLAI_MAX_OUTPUTS] = {0};
     VLA_TRY(vlai_prefix(&g->error, info->infer(g, &node, shapes, &g->error), "%s", info->name));
     VLA_TRY(vlai_reserve((void **)&g->nodes, &g->cap_nodes, g->n_nodes, sizeof *g->nodes, &g->error));

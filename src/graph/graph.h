@@ -45,11 +45,11 @@ typedef struct vlai_value_info {
 
 /* Attributes: one typed struct per family. Unused bytes are zero. */
 typedef union vlai_attrs {
-    struct { int transpose_a, transpose_b; vla_dtype dtype; } matmul;                           /* dtype: of the result */
+    struct { int transpose_a, transpose_b; vla_dtype dtype, sums; } matmul;                     /* of the result; of the sums, or none */
     struct { double value; vla_dtype dtype; int rank; int64_t shape[VLA_MAX_RANK]; } fill;      /* fill, reshape, scale, cast */
     struct { double eps; vla_dtype dtype; } norm;                                               /* dtype: of dweight */
     vla_rope_options rope_table;
-    struct { int head_dim, inverse; } rope;
+    struct { int head_dim, inverse, heads; } rope;        /* heads: how many of a row's are rotated (qkv_rope) */
     vla_attention_options attention;
     struct { int64_t rows, skip; vla_dtype dtype; } rows; /* gather_rows, scatter_add_rows */
     struct { int64_t first, count; } slice;               /* slice_rows: first, count; pad_rows: first, rows; expand: count */
@@ -95,6 +95,8 @@ static inline const vlai_value_info *vlai_value(const vla_graph *g, vla_value v)
 /* Adds a node: infers the outputs by the op's rule and writes their values to `outputs` (may be NULL). */
 vla_status vlai_graph_add(vla_graph *g, vlai_op op, int n_inputs, const vla_value *inputs, const vlai_attrs *attrs,
                           vla_value *outputs);
+/* Results that a node has: fewer than its op's most for some. */
+int8_t vlai_outputs_of(const vlai_node *node);
 /* The usual case of one result; VLA_NONE after an error. */
 vla_value vlai_graph_op(vla_graph *g, vlai_op op, int n_inputs, const vla_value *inputs, const vlai_attrs *attrs);
 /* A new value without producer. */

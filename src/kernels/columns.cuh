@@ -91,9 +91,9 @@ __global__ void __launch_bounds__(THREADS) column_total_kernel(const float *part
     y[col] = from_float<Y>(sum);
 }
 
-template <class TERM> static int column_sum(const vlai_cuda_call *call, TERM term, int64_t rows, int64_t cols)
+template <class TERM>
+static int column_sum(const vlai_cuda_call *call, const vlai_cuda_tensor &y, TERM term, int64_t rows, int64_t cols)
 {
-    const vlai_cuda_tensor &y = call->out[0];
     float *partial = (float *)call->workspace;
     int64_t chunks = column_chunks(rows, cols), chunk = (rows + chunks - 1) / chunks;
     dim3 grid(blocks_for(cols, COLUMN_TILE), (unsigned)chunks);

@@ -3,8 +3,9 @@
  *     add, sub, mul, scale, cast, copy, accumulate, silu, gelu and their gradients: [n], any mixture of bf16 and fp32
  *     swiglu       x [N, 2I] = gate | up  ->  y [N, I] = silu(gate) up
  *     swiglu_grad  dy [N, I], x [N, 2I]   ->  dx [N, 2I] = dy up silu'(gate) | dy silu(gate)
+ *     swiglu_backward: the same, and h [N, I] = swiglu(x)
  *
- * Each element is read and written once: (operands + 1) x n x size bytes; SwiGLU 3 I and 5 I elements a row. A block takes
+ * Each element is read and written once: (operands + 1) x n x size bytes; SwiGLU 3 I, 5 I and 6 I elements a row. A block takes
  * UNROLL x 256 packs of 8 neighbouring elements, all loads before the first use. Expected: 0.9 of copy bandwidth.
  * A result may lie over an operand: a thread reads its own elements before it writes there. */
 #include "kernels/common.cuh"
@@ -200,8 +201,9 @@ __global__ void __launch_bounds__(THREADS) swiglu_kernel(const X *x, Y *y, int64
     py.store(y + i * V);
 }
 
+/* h: none for swiglu_grad. dx may lie over x. */
 template <class D, class X, int V>
-__global__ void __launch_bounds__(THREADS) swiglu_grad_kernel(const D *dy, const X *x, X *dx, int64_t packs, int64_t width)
+__global__ void __launch_bounds__(THREADS) swiglu_grad_kernel(const D *dy, const X *x, X *dx, X *h, int64_t packs, int64_t width)
 {
     constexpr bool FAST = std::is_same_v<X, bf16>;
     int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
@@ -220,9 +222,15 @@ __global__ void __launch_bounds__(THREADS) swiglu_grad_kernel(const D *dy, const
 #pragma unroll
     for (int k = 0; k < V; k++) {
         float s = sigmoid<FAST>(gate[k]), slope = s * (1.0f + gate[k] * (1.0f - s)), dup = d[k] * up[k];
-        float silu = gate[k] * s;
-        up[k] = d[k] * (FAST ? round_bf16(silu) : silu);
+        float silu = FAST ? round_bf16(gate[k] * s) : gate[k] * s, u = up[k];
+        up[k] = d[k] * silu;
         gate[k] = (FAST ? round_bf16(dup) : dup) * slope;
+        d[k] = silu * u;
+    }
+    if (h) {
+        pack<X, V> ph;
+        ph.set(d);
+        ph.store(h + i * V);
     }
     pg.set(gate);
     pu.set(up);
@@ -287,6 +295,7 @@ NO_WORKSPACE(silu)
 NO_WORKSPACE(silu_grad)
 NO_WORKSPACE(swiglu)
 NO_WORKSPACE(swiglu_grad)
+NO_WORKSPACE(swiglu_backward)
 NO_WORKSPACE(fill)
 
 extern "C" int vlai_cuda_silu(const vlai_cuda_call *call)
@@ -327,23 +336,28 @@ extern "C" int vlai_cuda_swiglu(const vlai_cuda_call *call)
 
 extern "C" int vlai_cuda_swiglu_grad(const vlai_cuda_call *call)
 {
-    const vlai_cuda_tensor &dy = call->in[0], &x = call->in[1], &dx = call->out[0];
+    const vlai_cuda_tensor &dy = call->in[0], &x = call->in[1], &dx = call->out[0], &h = call->out[1];
     if (!dx.data || !dx.elements)
         return 0;
-    if (dx.dtype != x.dtype)
+    if (dx.dtype != x.dtype || (h.data && h.dtype != x.dtype))
         return (int)cudaErrorInvalidValue;
     int64_t width = cols_of(dy);
     return with_types(dy.dtype, x.dtype, [&](auto td, auto tx) {
         using D = typename decltype(td)::is;
         using X = typename decltype(tx)::is;
-        return with_width(width, aligned(dy.data) && aligned(x.data) && aligned(dx.data), [&](auto v) {
+        return with_width(width, aligned(dy.data) && aligned(x.data) && aligned(dx.data) && aligned(h.data), [&](auto v) {
             constexpr int V = decltype(v)::value;
             int64_t packs = dy.elements / V;
             swiglu_grad_kernel<D, X, V><<<blocks_for(packs, THREADS), THREADS, 0, stream_of(call)>>>(
-                (const D *)dy.data, (const X *)x.data, (X *)dx.data, packs, width);
+                (const D *)dy.data, (const X *)x.data, (X *)dx.data, (X *)h.data, packs, width);
             return launched();
         });
     });
+}
+
+extern "C" int vlai_cuda_swiglu_backward(const vlai_cuda_call *call)
+{
+    return vlai_cuda_swiglu_grad(call);
 }
 
 extern "C" int vlai_cuda_fill(const vlai_cuda_call *call)

@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(THREADS)
 
 template <class D, class X, class W, int PACKS>
 __global__ void __launch_bounds__(ROW_THREADS)
-    norm_grad_warp_kernel(const D *dy, const X *x, const float *rstd, const W *w, X *dx, int64_t rows, int cols)
+    norm_grad_warp_kernel(const D *dy, const X *x, const float *rstd, const W *w, const X *add, X *dx, int64_t rows, int cols)
 {
     int64_t row = (int64_t)blockIdx.x * (ROW_THREADS / WARP) + threadIdx.x / WARP;
     int lane = threadIdx.x % WARP;
@@ -158,6 +158,14 @@ __global__ void __launch_bounds__(ROW_THREADS)
 #pragma unroll
             for (int i = 0; i < LANE; i++)
                 vx[i] = r * (w ? vw[i] * vd[i] : vd[i]) - vx[i] * b;
+            if (add) {
+                pack<X, LANE> pa;
+                pa.load(add + row * cols + col);
+                pa.get(vd);
+#pragma unroll
+                for (int i = 0; i < LANE; i++)
+                    vx[i] += vd[i];
+            }
             px[k].set(vx);
             px[k].store(dx + row * cols + col);
         }
@@ -166,7 +174,7 @@ __global__ void __launch_bounds__(ROW_THREADS)
 
 template <class D, class X, class W, int V>
 __global__ void __launch_bounds__(THREADS)
-    norm_grad_block_kernel(const D *dy, const X *x, const float *rstd, const W *w, X *dx, int64_t cols)
+    norm_grad_block_kernel(const D *dy, const X *x, const float *rstd, const W *w, const X *add, X *dx, int64_t cols)
 {
     int64_t row = blockIdx.x;
     dy += row * cols;
@@ -195,6 +203,14 @@ __global__ void __launch_bounds__(THREADS)
                     vx[k] = r * g - vx[k] * b;
             }
             if (pass == 1) {
+                if (add) {
+                    pack<X, V> pa;
+                    pa.load(add + row * cols + i);
+                    pa.get(vd);
+#pragma unroll
+                    for (int k = 0; k < V; k++)
+                        vx[k] += vd[k];
+                }
                 px.set(vx);
                 px.store(dx + row * cols + i);
             }
@@ -260,15 +276,16 @@ extern "C" int vlai_cuda_rms_norm(const vlai_cuda_call *call)
     });
 }
 
+/* add: none for rms_norm_grad. dx may lie over dy or add. */
 extern "C" int vlai_cuda_rms_norm_grad(const vlai_cuda_call *call)
 {
-    const vlai_cuda_tensor &dy = call->in[0], &x = call->in[1], &rstd = call->in[2], &w = call->in[3], &dx = call->out[0];
+    const vlai_cuda_tensor &dy = call->in[0], &x = call->in[1], &rstd = call->in[2], &w = call->in[3], &add = call->in[4], &dx = call->out[0];
     if (!dx.data || !x.elements)
         return 0;
-    if (dx.dtype != x.dtype)
+    if (dx.dtype != x.dtype || (add.data && add.dtype != x.dtype))
         return (int)cudaErrorInvalidValue;
     int64_t rows = rows_of(x), cols = cols_of(x);
-    bool vector = cols % LANE == 0 && aligned(dy.data) && aligned(x.data) && aligned(w.data) && aligned(dx.data);
+    bool vector = cols % LANE == 0 && aligned(dy.data) && aligned(x.data) && aligned(w.data) && aligned(add.data) && aligned(dx.data);
     return with_types(dy.dtype, x.dtype, w.data ? w.dtype : x.dtype, [&](auto td, auto tx, auto tw) {
         using D = typename decltype(td)::is;
         using X = typename decltype(tx)::is;
@@ -276,17 +293,18 @@ extern "C" int vlai_cuda_rms_norm_grad(const vlai_cuda_call *call)
         const D *pd = (const D *)dy.data;
         const X *px = (const X *)x.data;
         const W *pw = (const W *)w.data;
+        const X *pa = (const X *)add.data;
         X *po = (X *)dx.data;
         const float *pr = (const float *)rstd.data;
         unsigned blocks = blocks_for(rows, ROW_THREADS / WARP);
         if (fits_warp(cols, vector) && cols <= 2 * WARP_COLS)
-            norm_grad_warp_kernel<D, X, W, 2><<<blocks, ROW_THREADS, 0, stream_of(call)>>>(pd, px, pr, pw, po, rows, (int)cols);
+            norm_grad_warp_kernel<D, X, W, 2><<<blocks, ROW_THREADS, 0, stream_of(call)>>>(pd, px, pr, pw, pa, po, rows, (int)cols);
         else if (fits_warp(cols, vector))
-            norm_grad_warp_kernel<D, X, W, 8><<<blocks, ROW_THREADS, 0, stream_of(call)>>>(pd, px, pr, pw, po, rows, (int)cols);
+            norm_grad_warp_kernel<D, X, W, 8><<<blocks, ROW_THREADS, 0, stream_of(call)>>>(pd, px, pr, pw, pa, po, rows, (int)cols);
         else if (vector)
-            norm_grad_block_kernel<D, X, W, 8><<<(unsigned)rows, THREADS, 0, stream_of(call)>>>(pd, px, pr, pw, po, cols);
+            norm_grad_block_kernel<D, X, W, 8><<<(unsigned)rows, THREADS, 0, stream_of(call)>>>(pd, px, pr, pw, pa, po, cols);
         else
-            norm_grad_block_kernel<D, X, W, 1><<<(unsigned)rows, THREADS, 0, stream_of(call)>>>(pd, px, pr, pw, po, cols);
+            norm_grad_block_kernel<D, X, W, 1><<<(unsigned)rows, THREADS, 0, stream_of(call)>>>(pd, px, pr, pw, pa, po, cols);
         return launched();
     });
 }
@@ -297,10 +315,10 @@ extern "C" size_t vlai_cuda_workspace_rms_norm_grad_weight(const vla_graph *g, c
     return column_workspace(x.shape[0], cols_of(x));
 }
 
-extern "C" int vlai_cuda_rms_norm_grad_weight(const vlai_cuda_call *call)
+static int norm_weight(const vlai_cuda_call *call, const vlai_cuda_tensor &dw)
 {
     const vlai_cuda_tensor &dy = call->in[0], &x = call->in[1], &rstd = call->in[2];
-    if (!call->out[0].data || !call->out[0].elements)
+    if (!dw.data || !dw.elements)
         return 0;
     int64_t rows = rows_of(x), cols = cols_of(x);
     bool vector = cols % 8 == 0 && aligned(dy.data) && aligned(x.data);
@@ -308,6 +326,22 @@ extern "C" int vlai_cuda_rms_norm_grad_weight(const vlai_cuda_call *call)
         using D = typename decltype(td)::is;
         using X = typename decltype(tx)::is;
         weight_term<D, X> term = {(const D *)dy.data, (const X *)x.data, (const float *)rstd.data, cols, vector};
-        return column_sum(call, term, rows, cols);
+        return column_sum(call, dw, term, rows, cols);
     });
+}
+
+extern "C" int vlai_cuda_rms_norm_grad_weight(const vlai_cuda_call *call)
+{
+    return norm_weight(call, call->out[0]);
+}
+
+extern "C" size_t vlai_cuda_workspace_rms_norm_backward(const vla_graph *g, const vlai_node *node)
+{
+    return vlai_cuda_workspace_rms_norm_grad_weight(g, node);
+}
+
+extern "C" int vlai_cuda_rms_norm_backward(const vlai_cuda_call *call)
+{
+    int status = norm_weight(call, call->out[1]);
+    return status ? status : vlai_cuda_rms_norm_grad(call);
 }

@@ -75,6 +75,6 @@ extern "C" int vlai_cuda_col_sum(const vlai_cuda_call *call)
     int64_t rows = rows_of(x), cols = cols_of(x);
     return with_type(x.dtype, [&](auto tx) {
         using X = typename decltype(tx)::is;
-        return column_sum(call, column_term<X>{(const X *)x.data, cols, aligned(x.data) && cols % 8 == 0}, rows, cols);
+        return column_sum(call, call->out[0], column_term<X>{(const X *)x.data, cols, aligned(x.data) && cols % 8 == 0}, rows, cols);
     });
 }

@@ -3,10 +3,13 @@
  *     rope_table  positions [A,N] -> cos, sin [N,half]: angle = fp32 position x fp32 frequency; frequencies are computed on
  *                 the host as the CPU twin does; cos and sin of the fp32 angle in double, rounded once
  *     rope        x [N, heads D], cos, sin [N, D/2] -> y_i = x_i c - x_{i+D/2} s, y_{i+D/2} = x_{i+D/2} c + x_i s
+ *     qkv_rope    a [Na, W], b [Nb, W], map, cos, sin -> y [Na+Nb, W]: row map[i] of a, or -1 - map[i] of b, its first heads rotated
+ *     qkv_rope_grad  d [N, W], cos, sin, at_a, at_b   -> da, db: the rows at those places, rotated back
  *     sinusoid    t [N] -> [N, dim] = sin(t f_k) | cos(t f_k), f_k = exp(-k ln(period) / (dim/2 - 1))
  *
  * rope: a thread takes V pairs; x is read and written once, the tables' row stays in cache over the heads. 2 N heads D
- * elements; expected 0.85 of copy bandwidth. y may lie over x. The others are small. */
+ * elements; expected 0.85 of copy bandwidth. y may lie over x. qkv_rope: 2 N W elements, or 2 N heads D where the result lies
+ * over a: columns that are not rotated then stay where they are. The others are small. */
 #include "kernels/common.cuh"
 
 #include <math.h>
@@ -90,9 +93,134 @@ __global__ void __launch_bounds__(THREADS)
     yb.store(y + at + half);
 }
 
+/* Where the rows of qkv_rope come from and where those of its gradient go. Backward: out_a, then out_b. */
+template <class X> struct rope_route {
+    const X *a, *b;
+    X *out_a, *out_b;
+    const int32_t *map, *at_a, *at_b;
+    int64_t rows_a, rows_b; /* forward: of a and b; backward: of out_a and out_b */
+    int64_t rows;           /* backward: of a */
+    int64_t cols;
+    bool backward;
+
+    /* Row i of all results: source row (null: none), target row, and the tables' row. */
+    __device__ void find(int64_t i, const X *&from, X *&to, int64_t &table) const
+    {
+        if (!backward) {
+            int64_t at = map ? map[i] : i, at_b_row = -1 - at;
+            from = at >= 0 ? (at < rows_a ? a + at * cols : nullptr) : at_b_row < rows_b ? b + at_b_row * cols : nullptr;
+            to = out_a + i * cols;
+            table = i;
+            return;
+        }
+        bool second = i >= rows_a;
+        int64_t local = second ? i - rows_a : i;
+        const int32_t *index = second ? at_b : at_a;
+        table = index ? index[local] : local;
+        from = table >= 0 && table < rows ? a + table * cols : nullptr;
+        to = (second ? out_b : out_a) + local * cols;
+    }
+};
+
+/* A thread takes V pairs of one row: (j, j + half) of a rotated head, or (j, j + rest/2) of the columns behind the heads.
+ * Of `per_row` such groups in a row the first `rotated` are rotated. */
+template <class X, class C, int V>
+__global__ void __launch_bounds__(THREADS)
+    qkv_rope_kernel(__grid_constant__ const rope_route<X> route, const C *c, const C *s, int64_t groups, int per_row, int rotated, int half,
+                    int rest, float sign)
+{
+    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (i >= groups)
+        return;
+    int64_t row = divide(i, per_row), table;
+    int in_row = (int)(i - row * per_row), per_head = half / V, apart = half;
+    const X *from;
+    X *to;
+    route.find(row, from, to, table);
+    int64_t at, pair = 0;
+    if (in_row < rotated) {
+        int head = in_row / per_head;
+        pair = (in_row - head * per_head) * V;
+        at = (int64_t)head * 2 * half + pair;
+    } else {
+        at = (int64_t)rotated / per_head * 2 * half + (in_row - rotated) * V;
+        apart = rest / 2;
+    }
+    pack<X, V> pa, pb;
+    if (!from) {
+        float zero[V] = {0};
+        pa.set(zero);
+        pb.set(zero);
+    } else {
+        pa.load(from + at);
+        pb.load(from + at + apart);
+        if (in_row < rotated) {
+            pack<C, V> pc, ps;
+            pc.load(c + table * half + pair);
+            ps.load(s + table * half + pair);
+            float u[V], v[V], cosine[V], sine[V];
+            pa.get(u);
+            pb.get(v);
+            pc.get(cosine);
+            ps.get(sine);
+#pragma unroll
+            for (int k = 0; k < V; k++) {
+                float x = u[k], y = v[k], w = sign * sine[k];
+                u[k] = x * cosine[k] - y * w;
+                v[k] = y * cosine[k] + x * w;
+            }
+            pa.set(u);
+            pb.set(v);
+        }
+    }
+    pa.store(to + at);
+    pb.store(to + at + apart);
+}
+
+/* An odd number of columns behind the heads: they are copied one by one. */
+template <class X> __global__ void __launch_bounds__(THREADS) rest_kernel(__grid_constant__ const rope_route<X> route, int64_t n, int first, int rest)
+{
+    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (i >= n)
+        return;
+    int64_t row = divide(i, rest), table;
+    const X *from;
+    X *to;
+    route.find(row, from, to, table);
+    int64_t at = first + (i - row * rest);
+    to[at] = from ? from[at] : from_float<X>(0.0f);
+}
+
+template <class X>
+int rotate_rows(const vlai_cuda_call *call, const rope_route<X> &route, const vlai_cuda_tensor &c, const vlai_cuda_tensor &s, int64_t rows)
+{
+    int half = call->node->attrs.rope.head_dim / 2, heads = call->node->attrs.rope.heads, rest = (int)route.cols - 2 * half * heads;
+    float sign = route.backward ? -1.0f : 1.0f;
+    bool in_place = route.out_a == route.a;
+    bool vector = half % 8 == 0 && rest % 16 == 0 && aligned(route.a) && aligned(route.b) && aligned(route.out_a) && aligned(route.out_b) &&
+                  aligned(c.data) && aligned(s.data);
+    return with_type(c.dtype, [&](auto tc) {
+        using C = typename decltype(tc)::is;
+        auto launch = [&](auto v) {
+            constexpr int V = decltype(v)::value;
+            int rotated = heads * half / V, copied = in_place || rest % (2 * V) ? 0 : rest / (2 * V);
+            int64_t groups = rows * (rotated + copied);
+            if (groups)
+                qkv_rope_kernel<X, C, V><<<blocks_for(groups, THREADS), THREADS, 0, stream_of(call)>>>(
+                    route, (const C *)c.data, (const C *)s.data, groups, rotated + copied, rotated, half, rest, sign);
+            if (rest && !copied && !in_place)
+                rest_kernel<<<blocks_for(rows * rest, THREADS), THREADS, 0, stream_of(call)>>>(route, rows * rest, 2 * half * heads, rest);
+            return launched();
+        };
+        return vector ? launch(std::integral_constant<int, 8>{}) : launch(std::integral_constant<int, 1>{});
+    });
+}
+
 } // namespace
 
 NO_WORKSPACE(rope_table)
+NO_WORKSPACE(qkv_rope)
+NO_WORKSPACE(qkv_rope_grad)
 NO_WORKSPACE(rope)
 NO_WORKSPACE(sinusoid)
 
@@ -153,6 +281,49 @@ extern "C" int vlai_cuda_rope(const vlai_cuda_call *call)
             return launched();
         };
         return vector ? launch(std::integral_constant<int, 8>{}) : launch(std::integral_constant<int, 1>{});
+    });
+}
+
+extern "C" int vlai_cuda_qkv_rope(const vlai_cuda_call *call)
+{
+    const vlai_cuda_tensor &a = call->in[0], &b = call->in[1], &map = call->in[2], &c = call->in[3], &s = call->in[4], &y = call->out[0];
+    if (!y.data || !y.elements)
+        return 0;
+    if (a.dtype != y.dtype || (b.data && b.dtype != y.dtype) || s.dtype != c.dtype)
+        return (int)cudaErrorInvalidValue;
+    return with_type(y.dtype, [&](auto tx) {
+        using X = typename decltype(tx)::is;
+        rope_route<X> route = {};
+        route.a = (const X *)a.data;
+        route.b = (const X *)b.data;
+        route.out_a = (X *)y.data;
+        route.map = (const int32_t *)map.data;
+        route.rows_a = rows_of(a);
+        route.rows_b = b.data ? rows_of(b) : 0;
+        route.cols = cols_of(y);
+        return rotate_rows(call, route, c, s, rows_of(y));
+    });
+}
+
+extern "C" int vlai_cuda_qkv_rope_grad(const vlai_cuda_call *call)
+{
+    const vlai_cuda_tensor &d = call->in[0], &c = call->in[1], &s = call->in[2], &da = call->out[0], &db = call->out[1];
+    if (!da.data || d.dtype != da.dtype || (db.data && db.dtype != d.dtype) || s.dtype != c.dtype)
+        return (int)cudaErrorInvalidValue;
+    return with_type(d.dtype, [&](auto tx) {
+        using X = typename decltype(tx)::is;
+        rope_route<X> route = {};
+        route.a = (const X *)d.data;
+        route.out_a = (X *)da.data;
+        route.out_b = (X *)db.data;
+        route.at_a = (const int32_t *)call->in[3].data;
+        route.at_b = (const int32_t *)call->in[4].data;
+        route.rows_a = rows_of(da);
+        route.rows_b = db.data ? rows_of(db) : 0;
+        route.rows = rows_of(d);
+        route.cols = cols_of(d);
+        route.backward = true;
+        return rotate_rows(call, route, c, s, route.rows_a + route.rows_b);
     });
 }
 

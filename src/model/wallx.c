@@ -80,7 +80,7 @@ static vla_value vision_block(builder *b, int64_t n, vla_value x, vla_rope_table
     vla_graph *g = b->g;
     int64_t width = b->c->vision.hidden_size, inner = b->c->vision.intermediate_size, head = b->c->vision.head_dim;
     vla_attention_options attention = {(int)b->c->vision.num_heads, (int)b->c->vision.num_heads, (int)head,
-                                       vlai_inverse_sqrt((double)head), pairs};
+                                       vlai_inverse_sqrt((double)head), pairs, VLA_MASK_COLUMNS, 0};
     char block[64], name[96];
     vla_value qkv[3];
     snprintf(block, sizeof block, "visual.blocks.%lld", (long long)n);
@@ -89,7 +89,7 @@ static vla_value vision_block(builder *b, int64_t n, vla_value x, vla_rope_table
     vla_split_cols(g, linear(b, VLA_COMPUTE, name, y, 3 * width, true), 3, (int64_t[]){width, width, width}, qkv);
     qkv[0] = vla_rope(g, qkv[0], tables, (int)head);
     qkv[1] = vla_rope(g, qkv[1], tables, (int)head);
-    y = vla_attention(g, qkv[0], qkv[1], qkv[2], qpos, rows, cols, &attention);
+    y = vla_attention(g, qkv[0], qkv[1], qkv[2], qpos, rows, cols, VLA_NONE, &attention);
     snprintf(name, sizeof name, "%s.attn.proj", block);
     y = linear(b, VLA_COMPUTE, name, y, width, true);
     act(b, y, "vision.block.%lld.attn", (long long)n);
@@ -265,8 +265,8 @@ static void insulated_attention(builder *b, const tables *t, const vla_value qkv
     for (int i = 0; i < 2; i++)
         cut[i] = vla_merge_rows(g, vla_stop_gradient(g, vla_gather_rows(g, qkv[1 + i], t->at[0], -1)),
                                 vla_gather_rows(g, qkv[1 + i], t->at[1], -1), t->map, t->at[0], t->at[1]);
-    o[0] = vla_attention(g, vla_gather_rows(g, qkv[0], t->at[0], -1), qkv[1], qkv[2], t->qpos_of[0], t->rows_of[0], t->cols, &t->attention);
-    o[1] = vla_attention(g, vla_gather_rows(g, qkv[0], t->at[1], -1), cut[0], cut[1], t->qpos_of[1], t->rows_of[1], t->cols, &t->attention);
+    o[0] = vla_attention(g, vla_gather_rows(g, qkv[0], t->at[0], -1), qkv[1], qkv[2], t->qpos_of[0], t->rows_of[0], t->cols, VLA_NONE, &t->attention);
+    o[1] = vla_attention(g, vla_gather_rows(g, qkv[0], t->at[1], -1), cut[0], cut[1], t->qpos_of[1], t->rows_of[1], t->cols, VLA_NONE, &t->attention);
 }
 
 /* Keys or values of the prefix in front of those of the action rows. */
@@ -317,11 +317,11 @@ static void decoder_layer(builder *b, int64_t l, vla_value x[2], int first, int 
     }
     if (first == 1) {
         o[1] = vla_attention(g, qkv[0], behind_prefix(b, "k", l, qkv[1]), behind_prefix(b, "v", l, qkv[2]), t->qpos, t->rows,
-                             t->cols, &t->attention);
+                             t->cols, VLA_NONE, &t->attention);
     } else if (experts == 2 && c->attention == VLAI_WALLX_FLASH_MASK_KI) {
         insulated_attention(b, t, qkv, o);
     } else {
-        vla_value joint = vla_attention(g, qkv[0], qkv[1], qkv[2], t->qpos, t->rows, t->cols, &t->attention);
+        vla_value joint = vla_attention(g, qkv[0], qkv[1], qkv[2], t->qpos, t->rows, t->cols, VLA_NONE, &t->attention);
         for (int e = 0; e < experts; e++) {
             vlai_graph_lane(g, e);
             o[e] = experts == 2 ? vla_gather_rows(g, joint, t->at[e], -1) : joint;
@@ -402,7 +402,7 @@ static void build(builder *b)
     t.rows = ints(b, "rows", n, 2);
     t.cols = ints(b, "cols", keys, 4);
     t.attention = (vla_attention_options){(int)c->num_attention_heads, (int)c->num_key_value_heads, (int)c->head_dim,
-                                          vlai_inverse_sqrt((double)c->head_dim), b->s->pairs};
+                                          vlai_inverse_sqrt((double)c->head_dim), b->s->pairs, VLA_MASK_COLUMNS, 0};
     if (experts == 2) {
         x[1] = vla_cast(g, a.embedding, VLA_COMPUTE);
         act(b, x[1], "embeds.e1");

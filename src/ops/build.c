@@ -7,7 +7,7 @@
 
 vla_value vla_matmul(vla_graph *g, vla_value a, vla_value b, int transpose_a, int transpose_b, vla_value bias)
 {
-    vlai_attrs attrs = {.matmul = {!!transpose_a, !!transpose_b, VLA_DTYPE_NONE}};
+    vlai_attrs attrs = {.matmul = {.transpose_a = !!transpose_a, .transpose_b = !!transpose_b}};
     return vlai_graph_op(g, VLAI_OP_matmul, bias == VLA_NONE ? 2 : 3, (vla_value[]){a, b, bias}, &attrs);
 }
 
@@ -82,9 +82,10 @@ vla_value vla_rope(vla_graph *g, vla_value x, vla_rope_tables tables, int head_d
 }
 
 vla_value vla_attention(vla_graph *g, vla_value q, vla_value k, vla_value v, vla_value qpos, vla_value rows,
-                        vla_value cols, const vla_attention_options *options)
+                        vla_value cols, vla_value segments, const vla_attention_options *options)
 {
-    return vlai_graph_op(g, VLAI_OP_attention, OPS(q, k, v, qpos, rows, cols), &(vlai_attrs){.attention = *options});
+    return vlai_graph_op(g, VLAI_OP_attention, segments == VLA_NONE ? 6 : 7, (vla_value[]){q, k, v, qpos, rows, cols, segments},
+                         &(vlai_attrs){.attention = *options});
 }
 
 vla_value vla_gather_rows(vla_graph *g, vla_value x, vla_value index, int64_t skip)

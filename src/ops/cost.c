@@ -32,8 +32,10 @@ static double flops(const vla_graph *g, const vlai_node *node)
 {
     switch (node->op) {
     case VLAI_OP_matmul: return matmul_flops(g, node);
-    case VLAI_OP_attention: return attention_flops(node, 2);
-    case VLAI_OP_attention_grad: return attention_flops(node, 4);
+    case VLAI_OP_attention:
+    case VLAI_OP_attention_qkv: return attention_flops(node, 2);
+    case VLAI_OP_attention_grad:
+    case VLAI_OP_attention_qkv_grad: return attention_flops(node, 4);
     default: return 0;
     }
 }

@@ -98,6 +98,13 @@ RULE(matmul)
     if (node->attrs.matmul.dtype == VLA_DTYPE_NONE)
         node->attrs.matmul.dtype = a->dtype;
     set2(out, node->attrs.matmul.dtype, m, n);
+    if (present(node, 3)) {
+        const vlai_value_info *residual = operand(g, node, 3);
+        WANT(residual->rank == 2 && residual->shape[0] == m && residual->shape[1] == n && residual->dtype == node->attrs.matmul.dtype,
+             "a residual of the result's shape and type");
+    }
+    if (node->attrs.matmul.sums != VLA_DTYPE_NONE)
+        set1(&out[1], node->attrs.matmul.sums, m);
     return VLA_OK;
 }
 
@@ -152,6 +159,14 @@ RULE(swiglu_grad)
     return VLA_OK;
 }
 
+RULE(swiglu_backward)
+{
+    VLA_TRY(vlai_infer_swiglu_grad(g, node, out, err));
+    like(&out[1], operand(g, node, 0));
+    WANT(operand(g, node, 0)->dtype == operand(g, node, 1)->dtype, "dy and x of one type");
+    return VLA_OK;
+}
+
 RULE(rms_norm)
 {
     const vlai_value_info *x = operand(g, node, 0);
@@ -181,6 +196,17 @@ RULE(rms_norm_grad_weight)
     return VLA_OK;
 }
 
+RULE(rms_norm_backward)
+{
+    const vlai_value_info *x = operand(g, node, 1);
+    VLA_TRY(vlai_infer_rms_norm_grad(g, node, out, err));
+    WANT(!present(node, 3) || (operand(g, node, 3)->rank == 1 && operand(g, node, 3)->shape[0] == x->shape[1]), "a weight as long as x is wide");
+    WANT(!present(node, 4) || (same_shape(operand(g, node, 4), x) && operand(g, node, 4)->dtype == x->dtype), "an addend of x's shape and type");
+    if (present(node, 3))
+        set1(&out[1], node->attrs.norm.dtype, x->shape[1]);
+    return VLA_OK;
+}
+
 RULE(rope_table)
 {
     const vlai_value_info *p = operand(g, node, 0);
@@ -205,6 +231,62 @@ RULE(rope)
     return VLA_OK;
 }
 
+static bool index_vector(const vlai_value_info *v)
+{
+    return v->rank == 1 && v->dtype == VLA_I32;
+}
+
+/* cos, sin [rows, head_dim/2], and heads of that width in a row of `cols` columns. */
+static vla_status rope_operands(const vla_graph *g, const vlai_node *node, int tables, int64_t rows, int64_t cols, vla_error *err)
+{
+    const vlai_value_info *c = operand(g, node, tables), *s = operand(g, node, tables + 1);
+    int64_t d = node->attrs.rope.head_dim, heads = node->attrs.rope.heads;
+    WANT(d > 0 && d % 2 == 0 && heads >= 0 && heads * d <= cols, "rotated heads of an even width that fit in a row");
+    WANT(same_shape(c, s) && c->dtype == s->dtype && c->rank == 2 && c->shape[0] == rows && c->shape[1] == d / 2, "cos, sin [N, head_dim/2]");
+    return VLA_OK;
+}
+
+RULE(qkv_rope)
+{
+    const vlai_value_info *a = operand(g, node, 0), *b = operand(g, node, 1), *map = operand(g, node, 2);
+    WANT(a->rank == 2 && is_float(a->dtype) && present(node, 1) == present(node, 2), "a float matrix, and b together with map");
+    int64_t rows = a->shape[0];
+    if (present(node, 1)) {
+        rows += b->shape[0];
+        WANT(b->rank == 2 && a->shape[1] == b->shape[1] && a->dtype == b->dtype && index_vector(map) && map->shape[0] == rows,
+             "a [Na,W], b [Nb,W] of one type, map [Na+Nb]");
+    }
+    VLA_TRY(rope_operands(g, node, 3, rows, a->shape[1], err));
+    set2(out, a->dtype, rows, a->shape[1]);
+    return VLA_OK;
+}
+
+RULE(qkv_rope_grad)
+{
+    const vlai_value_info *d = operand(g, node, 0);
+    WANT(d->rank == 2 && is_float(d->dtype), "a float matrix");
+    VLA_TRY(rope_operands(g, node, 1, d->shape[0], d->shape[1], err));
+    WANT(!present(node, 4) || present(node, 3), "at_a where there is at_b");
+    for (int i = 0; i < 2; i++) {
+        like(&out[i], d);
+        if (present(node, 3 + i)) {
+            WANT(index_vector(operand(g, node, 3 + i)), "an i32 index [rows]");
+            out[i].dim[0] = operand(g, node, 3 + i)->shape[0];
+        }
+    }
+    return VLA_OK;
+}
+
+/* The optional segments: there exactly when the mask is said in their terms. */
+static vla_status segments_operand(const vla_graph *g, const vlai_node *node, int at, int64_t queries, int64_t keys, vla_error *err)
+{
+    const vla_attention_options *o = &node->attrs.attention;
+    WANT(present(node, at) == (o->mask != VLA_MASK_COLUMNS), "segments for a causal or full mask, none for a mask by columns");
+    WANT(!present(node, at) || (index_vector(operand(g, node, at)) && operand(g, node, at)->shape[0] >= 1), "segments i32 [S+1]");
+    WANT(!present(node, at) || (queries == keys && o->longest >= 0 && o->longest <= queries), "as many queries as keys, and `longest` of them at most");
+    return VLA_OK;
+}
+
 static vla_status attention_operands(const vla_graph *g, const vlai_node *node, int q, int tables, vla_error *err)
 {
     const vla_attention_options *o = &node->attrs.attention;
@@ -217,7 +299,7 @@ static vla_status attention_operands(const vla_graph *g, const vlai_node *node, 
     WANT(qpos->rank == 1 && qpos->shape[0] == vq->shape[0], "qpos [Nq]");
     WANT(rows->rank == 2 && rows->shape[0] == vq->shape[0] && rows->shape[1] == 2, "rows [Nq,2]");
     WANT(cols->rank == 2 && cols->shape[0] == vk->shape[0] && cols->shape[1] == 4, "cols [Nk,4]");
-    return VLA_OK;
+    return segments_operand(g, node, tables + 3, vq->shape[0], vk->shape[0], err);
 }
 
 RULE(attention)
@@ -238,9 +320,38 @@ RULE(attention_grad)
     return VLA_OK;
 }
 
-static bool index_vector(const vlai_value_info *v)
+static vla_status packed_operands(const vla_graph *g, const vlai_node *node, int qkv, int tables, vla_error *err)
 {
-    return v->rank == 1 && v->dtype == VLA_I32;
+    const vla_attention_options *o = &node->attrs.attention;
+    const vlai_value_info *x = operand(g, node, qkv);
+    WANT(o->kv_heads > 0 && o->heads % o->kv_heads == 0 && o->head_dim > 0, "heads a multiple of kv_heads");
+    WANT(x->rank == 2 && is_float(x->dtype) && x->shape[1] == (int64_t)(o->heads + 2 * o->kv_heads) * o->head_dim,
+         "qkv [N, (heads + 2 kv_heads) head_dim]");
+    const vlai_value_info *qpos = operand(g, node, tables), *rows = operand(g, node, tables + 1), *cols = operand(g, node, tables + 2);
+    WANT(index_vector(qpos) && qpos->shape[0] == x->shape[0], "qpos i32 [N]");
+    WANT(rows->dtype == VLA_I32 && rows->rank == 2 && rows->shape[0] == x->shape[0] && rows->shape[1] == 2, "rows i32 [N,2]");
+    WANT(cols->dtype == VLA_I32 && cols->rank == 2 && cols->shape[0] == x->shape[0] && cols->shape[1] == 4, "cols i32 [N,4]");
+    return segments_operand(g, node, tables + 3, x->shape[0], x->shape[0], err);
+}
+
+RULE(attention_qkv)
+{
+    VLA_TRY(packed_operands(g, node, 0, 1, err));
+    const vlai_value_info *x = operand(g, node, 0);
+    set2(&out[0], x->dtype, x->shape[0], (int64_t)node->attrs.attention.heads * node->attrs.attention.head_dim);
+    set2(&out[1], precise(x->dtype), x->shape[0], node->attrs.attention.heads);
+    return VLA_OK;
+}
+
+RULE(attention_qkv_grad)
+{
+    VLA_TRY(packed_operands(g, node, 1, 4, err));
+    const vlai_value_info *dy = operand(g, node, 0), *x = operand(g, node, 1);
+    WANT(same_shape(dy, operand(g, node, 2)) && dy->rank == 2 && dy->shape[0] == x->shape[0] &&
+             dy->shape[1] == (int64_t)node->attrs.attention.heads * node->attrs.attention.head_dim,
+         "do, o [N, heads head_dim]");
+    like(out, x);
+    return VLA_OK;
 }
 
 RULE(gather_rows)

@@ -6,7 +6,7 @@
 
 VLA_BEGIN_DECLS
 
-typedef enum vlai_op_kind { VLAI_OP_DIFF, VLAI_OP_LEAF, VLAI_OP_GRAD } vlai_op_kind;
+typedef enum vlai_op_kind { VLAI_OP_DIFF, VLAI_OP_LEAF, VLAI_OP_GRAD, VLAI_OP_FUSED } vlai_op_kind;
 
 typedef struct vlai_shape {
     vla_dtype dtype;

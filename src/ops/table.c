@@ -4,6 +4,7 @@
 #define VJP_DIFF(name) vlai_vjp_##name
 #define VJP_LEAF(name) NULL
 #define VJP_GRAD(name) NULL
+#define VJP_FUSED(name) NULL
 
 const vlai_op_info vlai_ops[VLAI_OP_COUNT] = {
 #define VLA_OP(name, lo, hi, outs, kind, writes)                                                              \

@@ -12,12 +12,12 @@ static int64_t dim(const vla_graph *g, vla_value v, int axis)
 
 static vla_value matmul_as(vla_graph *g, vla_value a, vla_value b, int ta, int tb, vla_dtype dtype)
 {
-    return vlai_graph_op(g, VLAI_OP_matmul, OPS(a, b), &(vlai_attrs){.matmul = {ta, tb, dtype}});
+    return vlai_graph_op(g, VLAI_OP_matmul, OPS(a, b), &(vlai_attrs){.matmul = {.transpose_a = ta, .transpose_b = tb, .dtype = dtype}});
 }
 
 static vla_value col_sum_as(vla_graph *g, vla_value x, vla_dtype dtype)
 {
-    return vlai_graph_op(g, VLAI_OP_col_sum, OPS(x), &(vlai_attrs){.matmul = {0, 0, dtype}});
+    return vlai_graph_op(g, VLAI_OP_col_sum, OPS(x), &(vlai_attrs){.matmul = {.dtype = dtype}});
 }
 
 /* c = op(a) op(b): da = dc op(b)^T, db = op(a)^T dc, transposed where the operand was. */
@@ -33,6 +33,8 @@ VJP(matmul)
                    : matmul_as(g, a, dy[0], !ta, 0, vlai_value(g, b)->dtype);
     if (node->n_inputs > 2 && need[2])
         dx[2] = col_sum_as(g, dy[0], vlai_value(g, node->inputs[2])->dtype);
+    if (node->n_inputs > 3 && need[3])
+        dx[3] = dy[0];
 }
 
 VJP(add)
@@ -117,9 +119,9 @@ VJP(attention)
     vla_value out[VLAI_MAX_OUTPUTS];
     if (dy[0] == VLA_NONE)
         return;
-    vlai_graph_add(g, VLAI_OP_attention_grad,
-                   OPS(dy[0], node->inputs[0], node->inputs[1], node->inputs[2], node->outputs[0], node->outputs[1],
-                       node->inputs[3], node->inputs[4], node->inputs[5]),
+    vlai_graph_add(g, VLAI_OP_attention_grad, node->n_inputs + 3,
+                   (vla_value[]){dy[0], node->inputs[0], node->inputs[1], node->inputs[2], node->outputs[0], node->outputs[1],
+                                 node->inputs[3], node->inputs[4], node->inputs[5], node->inputs[6]},
                    &node->attrs, out);
     for (int i = 0; i < 3; i++)
         if (need[i])

@@ -35,9 +35,9 @@ static bool is_view(vlai_op op)
 /* Which operands a result may be written over when they die there (bit i: operand i). A row says that every kernel of
  * the op reads element i (or the pair, or the row) of that operand before it writes there and never afterwards, on every
  * device. */
-static uint32_t overwrites(vlai_op op)
+static uint32_t overwrites(const vlai_node *node)
 {
-    switch (op) {
+    switch (node->op) {
     case VLAI_OP_add:
     case VLAI_OP_sub:
     case VLAI_OP_mul:
@@ -51,6 +51,12 @@ static uint32_t overwrites(vlai_op op)
     case VLAI_OP_zero_rows:
     case VLAI_OP_put_rows:
     case VLAI_OP_rms_norm_grad: return 1;
+    case VLAI_OP_rms_norm_backward: return 1 | 16;
+    case VLAI_OP_swiglu_grad:
+    case VLAI_OP_swiglu_backward: return 2;
+    case VLAI_OP_matmul: return node->n_inputs > 3 ? 8 : 0;
+    case VLAI_OP_qkv_rope: return node->inputs[1] == VLA_NONE;      /* rows stay where they are */
+    case VLAI_OP_qkv_rope_grad: return node->n_inputs < 4 || node->inputs[3] == VLA_NONE;
     default: return 0;
     }
 }
@@ -111,7 +117,7 @@ static void measure(const vla_graph *g, lifetimes *l)
 static bool allows(const lifetimes *l, const vlai_node *node, vla_value root)
 {
     for (int i = 0; i < node->n_inputs; i++)
-        if (node->inputs[i] != VLA_NONE && root_of(l, node->inputs[i]) == root && !(overwrites(node->op) >> i & 1))
+        if (node->inputs[i] != VLA_NONE && root_of(l, node->inputs[i]) == root && !(overwrites(node) >> i & 1))
             return false;
     return true;
 }
@@ -121,7 +127,7 @@ static bool allows(const lifetimes *l, const vlai_node *node, vla_value root)
 static vla_value dying_operand(const vla_graph *g, const lifetimes *l, size_t n)
 {
     const vlai_node *node = &g->nodes[n];
-    uint32_t candidates = overwrites(node->op);
+    uint32_t candidates = overwrites(node);
     if (!candidates || g->values[node->outputs[0]].kind != VLAI_TEMP)
         return VLA_NONE;
     for (int i = 0; i < node->n_inputs; i++) {
@@ -431,7 +437,7 @@ static bool may_overwrite(const vla_graph *g, const lifetimes *views, int32_t n,
 {
     if (n < 0 || (size_t)n >= g->n_nodes || views->last[a] != n || g->nodes[n].outputs[0] != result)
         return false;
-    return overwrites(g->nodes[n].op) && allows(views, &g->nodes[n], a);
+    return overwrites(&g->nodes[n]) && allows(views, &g->nodes[n], a);
 }
 
 /* A sweep over the nodes with the set of values alive. It knows views but nothing of how the layout was found. */

@@ -154,6 +154,9 @@ static vla_status narrow_queries(vla_graph *g, size_t *rewritten, vla_error *err
          * stands in for it, and the attention of one layer is far below a thousandth of a model. */
         double share = (double)vlai_value(g, result)->shape[0] / (double)vlai_value(g, node.outputs[0])->shape[0];
         node.attrs.attention.pairs = (int64_t)((double)node.attrs.attention.pairs * share);
+        /* Queries are no longer the rows of the keys: the tables alone say who sees whom. */
+        node.attrs.attention.mask = VLA_MASK_COLUMNS;
+        node.attrs.attention.longest = 0;
         vla_value o = vlai_graph_op(g, VLAI_OP_attention,
                                     OPS(rows_of(g, node.inputs[0], index), node.inputs[1], node.inputs[2],
                                         rows_of(g, node.inputs[3], index), rows_of(g, node.inputs[4], index), node.inputs[5]),
@@ -170,7 +173,7 @@ static vla_status narrow_queries(vla_graph *g, size_t *rewritten, vla_error *err
 /* A linear that only one operand reads: its columns are rows of its weight. */
 static bool is_own_linear(const vla_graph *g, const uses *u, vla_value v)
 {
-    return is_made_by(g, v, VLAI_OP_matmul) && producer(g, v)->attrs.matmul.transpose_b && u->readers[v] == 1 && !g->values[v].name;
+    return is_made_by(g, v, VLAI_OP_matmul) && producer(g, v)->n_inputs < 4 && producer(g, v)->attrs.matmul.transpose_b && u->readers[v] == 1 && !g->values[v].name;
 }
 
 static bool is_own_merge(const vla_graph *g, const uses *u, vla_value v)

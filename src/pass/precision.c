@@ -37,6 +37,8 @@ vla_status vlai_pass_precision(vla_graph *g, vla_numerics numerics, vla_error *e
         vla_dtype *type = type_attribute(&g->nodes[n]);
         if (type)
             *type = resolve(*type, numerics);
+        if (g->nodes[n].op == VLAI_OP_matmul)
+            g->nodes[n].attrs.matmul.sums = resolve(g->nodes[n].attrs.matmul.sums, numerics);
     }
     for (size_t n = 0; n < g->n_nodes; n++) {
         vlai_node *node = &g->nodes[n];

@@ -158,7 +158,7 @@ CASE(attention)
                            : integers(k, SHAPE2(5, 2), VALUES(0, 2, 0, 2, 2, 5, 2, 5, 2, 5));
     vla_value cols = holes ? integers(k, SHAPE2(5, 4), VALUES(0, 9, 1, 2, 0, 9, 0, 0, 0, 3, 0, 0, 1, 9, 2, 4, 0, 9, 4, 5))
                            : integers(k, SHAPE2(5, 4), VALUES(0, 9, 0, 0, 1, 9, 0, 0, 2, 9, 0, 0, 3, 9, 0, 0, 4, 9, 0, 0));
-    return vla_attention(k->g, q, key, value, qpos, rows, cols, &o);
+    return vla_attention(k->g, q, key, value, qpos, rows, cols, VLA_NONE, &o);
 }
 
 CASE(gather_rows)
@@ -294,6 +294,7 @@ typedef vla_value (*case_fn)(check *k);
 #define CASE_OF_DIFF(name) case_##name
 #define CASE_OF_LEAF(name) NULL
 #define CASE_OF_GRAD(name) NULL
+#define CASE_OF_FUSED(name) NULL
 
 static const case_fn CASES[] = {
 #define VLA_OP(name, lo, hi, outs, kind, writes) CASE_OF_##kind(name),

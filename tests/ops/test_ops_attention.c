@@ -85,12 +85,44 @@ static void solve(attention *a, const problem *p)
     free(score);
 }
 
+/* q | k | v side by side in one matrix. */
+static tensor packed(cases *c, const problem *p, const tensor *q, const tensor *k, const tensor *v)
+{
+    int64_t wide = p->heads * p->dim, narrow = p->kv_heads * p->dim, all = wide + 2 * narrow;
+    tensor x = result_tensor(c, SHAPE2(p->queries, all));
+    for (int64_t i = 0; i < p->queries; i++) {
+        memcpy(x.f + i * all, q->f + i * wide, (size_t)wide * sizeof *x.f);
+        memcpy(x.f + i * all + wide, k->f + i * narrow, (size_t)narrow * sizeof *x.f);
+        memcpy(x.f + i * all + wide + narrow, v->f + i * narrow, (size_t)narrow * sizeof *x.f);
+    }
+    return x;
+}
+
+/* Backward: o and lse are exact in float. */
+static void check_packed(attention *a, const problem *p, bool forward)
+{
+    cases own = {0}, *c = &own;
+    if (p->queries != p->keys)
+        return;
+    tensor qkv = packed(c, p, &a->q, &a->k, &a->v), dqkv = packed(c, p, &a->dq, &a->dk, &a->dv), out[2] = {a->o, a->lse};
+    tensor in[4] = {qkv, a->qpos, a->rows, a->cols}, grad_in[7] = {a->d_o, qkv, a->o, a->lse, a->qpos, a->rows, a->cols};
+    if (forward) {
+        a->node.op = VLAI_OP_attention_qkv;
+        CHECK_KERNEL(attention_qkv, &a->node, in, 4, out, 2, 3e-6);
+    } else {
+        a->node.op = VLAI_OP_attention_qkv_grad;
+        CHECK_KERNEL(attention_qkv_grad, &a->node, grad_in, 7, &dqkv, 1, 1e-5);
+    }
+    vlai_arena_fini(&own.arena);
+}
+
 static void check(attention *a, const problem *p)
 {
     solve(a, p);
     tensor in[6] = {a->q, a->k, a->v, a->qpos, a->rows, a->cols}, out[2] = {a->o, a->lse};
     a->node.op = VLAI_OP_attention;
     CHECK_KERNEL(attention, &a->node, in, 6, out, 2, 3e-6);
+    check_packed(a, p, true);
     tensor o = a->o, lse = a->lse;
     for (int64_t i = 0; i < o.n; i++)
         o.f[i] = (double)(float)o.f[i];
@@ -105,6 +137,7 @@ static void check(attention *a, const problem *p)
         some[unwanted].f = NULL;
         CHECK_KERNEL(attention_grad, &a->node, grad_in, 9, some, 3, 1e-5);
     }
+    check_packed(a, p, false);
 }
 
 static void everything_visible(attention *a, int64_t i, int64_t j)

@@ -65,9 +65,9 @@ static vla_value vision(builder *b)
         vla_value part[3], n = vla_rms_norm(g, x, param(b, "visual", l, "norm1", 0, w), 1e-6);
         vla_value qkv = vla_linear(g, n, param(b, "visual", l, "qkv", 3 * w, w), param(b, "visual", l, "qkv.bias", 0, 3 * w));
         vla_split_cols(g, qkv, 3, (int64_t[]){w, w, w}, part);
-        vla_attention_options a = {s->vision_heads, s->vision_heads, d, 1 / sqrt(d), b->patches * 4};
+        vla_attention_options a = {s->vision_heads, s->vision_heads, d, 1 / sqrt(d), b->patches * 4, VLA_MASK_COLUMNS, 0};
         vla_value out = vla_attention(g, vla_rope(g, part[0], b->vision_rope, d), vla_rope(g, part[1], b->vision_rope, d), part[2],
-                                      b->vqpos, b->vrows, b->vcols, &a);
+                                      b->vqpos, b->vrows, b->vcols, VLA_NONE, &a);
         x = vla_add(g, x, vla_linear(g, out, param(b, "visual", l, "proj", w, w), param(b, "visual", l, "proj.bias", 0, w)));
         x = mlp(b, "visual", l, "mlp", x, w, s->vision_inner);
     }
@@ -91,9 +91,9 @@ static void decoder(builder *b, int l, vla_value *x0, vla_value *x1)
     vla_value qkv1 = vla_linear(g, a1, param(b, "layers", l, "qkv.1", q + 2 * kv, w1), param(b, "layers", l, "qkv.1.bias", 0, q + 2 * kv));
     vla_split_cols(g, vla_merge_rows(g, qkv0, qkv1, b->map, b->at0, b->at1), 3, (int64_t[]){q, kv, kv}, part);
     int64_t per = s->text + s->units + s->actions;
-    vla_attention_options a = {s->heads, s->kv_heads, s->head_dim, 1 / sqrt(s->head_dim), s->batch * per * (per + 1) / 2};
+    vla_attention_options a = {s->heads, s->kv_heads, s->head_dim, 1 / sqrt(s->head_dim), s->batch * per * (per + 1) / 2, VLA_MASK_COLUMNS, 0};
     vla_value o = vla_attention(g, vla_rope(g, part[0], b->rope, s->head_dim), vla_rope(g, part[1], b->rope, s->head_dim), part[2],
-                                b->qpos, b->rows, b->cols, &a);
+                                b->qpos, b->rows, b->cols, VLA_NONE, &a);
     *x0 = vla_add(g, *x0, vla_linear(g, vla_gather_rows(g, o, b->at0, -1), param(b, "layers", l, "o.0", s->hidden, q), VLA_NONE));
     *x1 = vla_add(g, *x1, vla_linear(g, vla_gather_rows(g, o, b->at1, -1), param(b, "layers", l, "o.1", w1, q), VLA_NONE));
     *x0 = mlp(b, "layers", l, "0", *x0, s->hidden, s->inner);
