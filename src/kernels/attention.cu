@@ -125,8 +125,8 @@ __global__ void __launch_bounds__(PLAIN_THREADS)
     int head = (int)(at % s.heads), lane = threadIdx.x % WARP;
     if (i >= s.queries)
         return;
-    int64_t kv_stride = (int64_t)s.kv_heads * s.dim, kv = (int64_t)(head / s.group) * s.dim;
-    const float *mine = keep_row(row[threadIdx.x / WARP], q + at * s.dim, s.dim);
+    int64_t kv_stride = s.kv_stride, kv = (int64_t)(head / s.group) * s.dim, col = (int64_t)head * s.dim;
+    const float *mine = keep_row(row[threadIdx.x / WARP], q + i * s.q_stride + col, s.dim);
     int2 span = key_span(s, i);
     int position = s.qpos[i];
     float acc[PER_LANE] = {0}, top = -INFINITY, sum = 0;
@@ -148,7 +148,7 @@ __global__ void __launch_bounds__(PLAIN_THREADS)
         add_rows(acc, p, v + key * kv_stride + kv, kv_stride, span.y - key < WARP ? (int)(span.y - key) : (int)WARP, s.dim);
     }
     if (o)
-        store_row(o + at * s.dim, acc, sum > 0 ? 1.0f / sum : 0.0f, s.dim);
+        store_row(o + i * s.o_stride + col, acc, sum > 0 ? 1.0f / sum : 0.0f, s.dim);
     if (lse && lane == 0)
         lse[at] = sum > 0 ? top + logf(sum) : -INFINITY;
 }
@@ -162,9 +162,9 @@ __global__ void __launch_bounds__(PLAIN_THREADS)
     int head = (int)(at % s.heads), lane = threadIdx.x % WARP;
     if (i >= s.queries)
         return;
-    int64_t kv_stride = (int64_t)s.kv_heads * s.dim, kv = (int64_t)(head / s.group) * s.dim;
-    const float *my_q = keep_row(row[threadIdx.x / WARP][0], q + at * s.dim, s.dim);
-    const float *my_dy = keep_row(row[threadIdx.x / WARP][1], dy + at * s.dim, s.dim);
+    int64_t kv_stride = s.kv_stride, kv = (int64_t)(head / s.group) * s.dim, col = (int64_t)head * s.dim;
+    const float *my_q = keep_row(row[threadIdx.x / WARP][0], q + i * s.q_stride + col, s.dim);
+    const float *my_dy = keep_row(row[threadIdx.x / WARP][1], dy + i * s.o_stride + col, s.dim);
     int2 span = key_span(s, i);
     int position = s.qpos[i];
     float acc[PER_LANE] = {0}, top = lse[at], mean = delta[at];
@@ -175,7 +175,7 @@ __global__ void __launch_bounds__(PLAIN_THREADS)
             ds = expf(s.scale * dot(my_q, k + j * kv_stride + kv, s.dim) - top) * (dot(my_dy, v + j * kv_stride + kv, s.dim) - mean);
         add_rows(acc, ds, k + key * kv_stride + kv, kv_stride, span.y - key < WARP ? (int)(span.y - key) : (int)WARP, s.dim);
     }
-    store_row(dq + at * s.dim, acc, s.scale, s.dim);
+    store_row(dq + i * s.dq_stride + col, acc, s.scale, s.dim);
 }
 
 /* A warp per key and kv head; a tile of 32 queries at a time, one to a lane. */
@@ -189,9 +189,9 @@ __global__ void __launch_bounds__(PLAIN_THREADS)
     int kv_head = (int)(at % s.kv_heads), lane = threadIdx.x % WARP;
     if (j >= s.keys)
         return;
-    int64_t q_stride = (int64_t)s.heads * s.dim;
-    const float *my_k = keep_row(row[threadIdx.x / WARP][0], k + at * s.dim, s.dim);
-    const float *my_v = keep_row(row[threadIdx.x / WARP][1], v + at * s.dim, s.dim);
+    int64_t col = (int64_t)kv_head * s.dim;
+    const float *my_k = keep_row(row[threadIdx.x / WARP][0], k + j * s.kv_stride + col, s.dim);
+    const float *my_v = keep_row(row[threadIdx.x / WARP][1], v + j * s.kv_stride + col, s.dim);
     int4 c = s.cols[j];
     float acc_k[PER_LANE] = {0}, acc_v[PER_LANE] = {0};
     for (int tile = 0; tile < n_tiles; tile++) {
@@ -202,43 +202,20 @@ __global__ void __launch_bounds__(PLAIN_THREADS)
         int count = s.queries - first < TILE_QUERIES ? (int)(s.queries - first) : (int)TILE_QUERIES;
         bool sees = i < s.queries && visible(s.qpos[i], key_span(s, i), (int)j, c);
         for (int head = kv_head * s.group; head < (kv_head + 1) * s.group; head++) {
-            const T *rows_q = q + first * q_stride + (int64_t)head * s.dim, *rows_dy = dy + first * q_stride + (int64_t)head * s.dim;
+            const T *rows_q = q + first * s.q_stride + (int64_t)head * s.dim, *rows_dy = dy + first * s.o_stride + (int64_t)head * s.dim;
             float p = 0, ds = 0;
             if (sees) {
-                p = expf(s.scale * dot(my_k, rows_q + lane * q_stride, s.dim) - lse[i * s.heads + head]);
-                ds = p * (dot(my_v, rows_dy + lane * q_stride, s.dim) - delta[i * s.heads + head]);
+                p = expf(s.scale * dot(my_k, rows_q + lane * s.q_stride, s.dim) - lse[i * s.heads + head]);
+                ds = p * (dot(my_v, rows_dy + lane * s.o_stride, s.dim) - delta[i * s.heads + head]);
             }
-            add_rows(acc_v, p, rows_dy, q_stride, count, s.dim);
-            add_rows(acc_k, ds, rows_q, q_stride, count, s.dim);
+            add_rows(acc_v, p, rows_dy, s.o_stride, count, s.dim);
+            add_rows(acc_k, ds, rows_q, s.q_stride, count, s.dim);
         }
     }
     if (dk)
-        store_row(dk + at * s.dim, acc_k, s.scale, s.dim);
+        store_row(dk + j * s.dkv_stride + col, acc_k, s.scale, s.dim);
     if (dv)
-        store_row(dv + at * s.dim, acc_v, 1.0f, s.dim);
-}
-
-/* first: index of qpos among the operands; q, k, v lie at `q` .. q + 2. */
-attention_shape shape_of(const vlai_cuda_call *call, int first, int q)
-{
-    const vla_attention_options *options = &call->node->attrs.attention;
-    attention_shape s = {};
-    s.queries = rows_of(call->in[q]);
-    s.keys = rows_of(call->in[q + 1]);
-    s.heads = options->heads;
-    s.kv_heads = options->kv_heads;
-    s.group = options->heads / options->kv_heads;
-    s.dim = options->head_dim;
-    s.scale = (float)options->scale;
-    s.qpos = (const int32_t *)call->in[first].data;
-    s.rows = (const int2 *)call->in[first + 1].data;
-    s.cols = (const int4 *)call->in[first + 2].data;
-    s.vector = s.dim % 8 == 0;
-    for (int i = 0; i < first; i++)
-        s.vector = s.vector && aligned(call->in[i].data);
-    for (int i = 0; i < call->node->n_outputs; i++)
-        s.vector = s.vector && aligned(call->out[i].data);
-    return s;
+        store_row(dv + j * s.dkv_stride + col, acc_v, 1.0f, s.dim);
 }
 
 /* The padded head dimension; 0 where there is no kernel on tiles. */
@@ -253,60 +230,85 @@ template <class F> int with_dim(int dim, F f)
     return f(std::integral_constant<int, 128>{});
 }
 
-template <class K> int allow_shared(K kernel, size_t bytes)
-{
-    return (int)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
-}
-
 unsigned plain_blocks(int64_t warps)
 {
     return blocks_for(warps, PLAIN_WARPS);
 }
 
-template <class T> int forward_plain(const vlai_cuda_call *call, const attention_shape &s)
+/* delta [Nq, heads] fp32, then a query_tile for every 32 queries. */
+size_t delta_bytes(int64_t queries, int heads)
 {
-    attention_plain_kernel<<<plain_blocks(s.queries * s.heads), PLAIN_THREADS, 0, stream_of(call)>>>(
-        s, (const T *)call->in[0].data, (const T *)call->in[1].data, (const T *)call->in[2].data, (T *)call->out[0].data,
-        (float *)call->out[1].data);
+    return round_256((size_t)(queries * heads) * sizeof(float));
+}
+
+int query_tiles(int64_t queries)
+{
+    return (int)((queries + TILE_QUERIES - 1) / TILE_QUERIES);
+}
+
+struct grad_scratch {
+    float *delta;
+    query_tile *tiles;
+    int n_tiles;
+};
+
+template <class T> grad_scratch prepare_grad(const attention_task &task)
+{
+    const attention_shape &s = task.shape;
+    grad_scratch w = {(float *)task.workspace, (query_tile *)((char *)task.workspace + delta_bytes(s.queries, s.heads)),
+                      query_tiles(s.queries)};
+    int64_t n = s.queries * s.heads;
+    if (n) {
+        query_tile_kernel<<<blocks_for(w.n_tiles, BLOCK / WARP), BLOCK, 0, task.stream>>>(s, w.tiles, w.n_tiles);
+        delta_kernel<<<blocks_for(n, THREADS / 16), THREADS, 0, task.stream>>>((const T *)task.dy, (const T *)task.o, w.delta, n, s.dim,
+                                                                              s.vector);
+    }
+    return w;
+}
+
+template <class T> int forward_plain(const attention_task &task)
+{
+    const attention_shape &s = task.shape;
+    attention_plain_kernel<<<plain_blocks(s.queries * s.heads), PLAIN_THREADS, 0, task.stream>>>(
+        s, (const T *)task.q, (const T *)task.k, (const T *)task.v, (T *)task.o, task.lse);
     return launched();
 }
 
-int forward_tiles(const vlai_cuda_call *call, const attention_shape &s)
+template <class T> int backward_plain(const attention_task &task)
 {
+    const attention_shape &s = task.shape;
+    grad_scratch w = prepare_grad<T>(task);
+    const T *dy = (const T *)task.dy, *q = (const T *)task.q, *k = (const T *)task.k, *v = (const T *)task.v;
+    T *dq = (T *)task.dq, *dk = (T *)task.dk, *dv = (T *)task.dv;
+    if ((dk || dv) && s.keys)
+        key_grad_plain_kernel<<<plain_blocks(s.keys * s.kv_heads), PLAIN_THREADS, 0, task.stream>>>(s, dy, q, k, v, task.lse, w.delta,
+                                                                                                   w.tiles, w.n_tiles, dk, dv);
+    if (dq && s.queries)
+        query_grad_plain_kernel<<<plain_blocks(s.queries * s.heads), PLAIN_THREADS, 0, task.stream>>>(s, dy, q, k, v, task.lse, w.delta, dq);
+    return launched();
+}
+
+int forward_tiles(const attention_task &task)
+{
+    const attention_shape &s = task.shape;
     return with_dim(s.dim, [&](auto d) {
         constexpr int DP = decltype(d)::value;
         int status = allow_shared(attention_tile_kernel<DP>, attention_shared<DP>());
         if (status)
             return status;
         dim3 grid((unsigned)s.heads, blocks_for(s.queries, TILE));
-        attention_tile_kernel<DP><<<grid, BLOCK, attention_shared<DP>(), stream_of(call)>>>(
-            s, (const bf16 *)call->in[0].data, (const bf16 *)call->in[1].data, (const bf16 *)call->in[2].data,
-            (bf16 *)call->out[0].data, (float *)call->out[1].data);
+        attention_tile_kernel<DP><<<grid, BLOCK, attention_shared<DP>(), task.stream>>>(s, (const bf16 *)task.q, (const bf16 *)task.k,
+                                                                                        (const bf16 *)task.v, (bf16 *)task.o, task.lse);
         return launched();
     });
 }
 
-template <class T>
-int backward_plain(const vlai_cuda_call *call, const attention_shape &s, const float *delta, const query_tile *tiles, int n_tiles)
+int backward_tiles(const attention_task &task)
 {
-    const T *dy = (const T *)call->in[0].data, *q = (const T *)call->in[1].data, *k = (const T *)call->in[2].data;
-    const T *v = (const T *)call->in[3].data;
-    const float *lse = (const float *)call->in[5].data;
-    T *dq = (T *)call->out[0].data, *dk = (T *)call->out[1].data, *dv = (T *)call->out[2].data;
-    if ((dk || dv) && s.keys)
-        key_grad_plain_kernel<<<plain_blocks(s.keys * s.kv_heads), PLAIN_THREADS, 0, stream_of(call)>>>(s, dy, q, k, v, lse, delta, tiles,
-                                                                                                       n_tiles, dk, dv);
-    if (dq && s.queries)
-        query_grad_plain_kernel<<<plain_blocks(s.queries * s.heads), PLAIN_THREADS, 0, stream_of(call)>>>(s, dy, q, k, v, lse, delta, dq);
-    return launched();
-}
-
-int backward_tiles(const vlai_cuda_call *call, const attention_shape &s, const float *delta, const query_tile *tiles, int n_tiles)
-{
-    const bf16 *dy = (const bf16 *)call->in[0].data, *q = (const bf16 *)call->in[1].data, *k = (const bf16 *)call->in[2].data;
-    const bf16 *v = (const bf16 *)call->in[3].data;
-    const float *lse = (const float *)call->in[5].data;
-    bf16 *dq = (bf16 *)call->out[0].data, *dk = (bf16 *)call->out[1].data, *dv = (bf16 *)call->out[2].data;
+    const attention_shape &s = task.shape;
+    grad_scratch w = prepare_grad<bf16>(task);
+    const bf16 *dy = (const bf16 *)task.dy, *q = (const bf16 *)task.q, *k = (const bf16 *)task.k, *v = (const bf16 *)task.v;
+    bf16 *dq = (bf16 *)task.dq, *dk = (bf16 *)task.dk, *dv = (bf16 *)task.dv;
     return with_dim(s.dim, [&](auto d) {
         constexpr int DP = decltype(d)::value;
         int status = allow_shared(key_grad_kernel<DP>, key_grad_shared<DP>());
@@ -315,76 +317,167 @@ int backward_tiles(const vlai_cuda_call *call, const attention_shape &s, const f
         if (status)
             return status;
         if ((dk || dv) && s.keys)
-            key_grad_kernel<DP><<<dim3((unsigned)s.kv_heads, blocks_for(s.keys, TILE)), BLOCK, key_grad_shared<DP>(), stream_of(call)>>>(
-                s, dy, q, k, v, lse, delta, tiles, n_tiles, dk, dv);
+            key_grad_kernel<DP><<<dim3((unsigned)s.kv_heads, blocks_for(s.keys, TILE)), BLOCK, key_grad_shared<DP>(), task.stream>>>(
+                s, dy, q, k, v, task.lse, w.delta, w.tiles, w.n_tiles, dk, dv);
         if (dq && s.queries)
-            query_grad_kernel<DP><<<dim3((unsigned)s.heads, blocks_for(s.queries, TILE)), BLOCK, query_grad_shared<DP>(), stream_of(call)>>>(
-                s, dy, q, k, v, lse, delta, dq);
+            query_grad_kernel<DP><<<dim3((unsigned)s.heads, blocks_for(s.queries, TILE)), BLOCK, query_grad_shared<DP>(), task.stream>>>(
+                s, dy, q, k, v, task.lse, w.delta, dq);
         return launched();
     });
 }
 
-/* All operands and results of one stored type. */
-bool one_type(const vlai_cuda_call *call, int inputs, int outputs, vla_dtype dtype)
+/* The implementations, best first; the first that fits runs. */
+struct implementation {
+    const char *name;
+    bool (*fits)(const attention_task &task);
+    int (*forward)(const attention_task &task), (*backward)(const attention_task &task);
+};
+
+const implementation implementations[] = {
+    {"tiles", [](const attention_task &t) { return t.dtype == VLA_BF16 && t.shape.dim <= 128; }, forward_tiles, backward_tiles},
+    {"plain", [](const attention_task &t) { return t.dtype == VLA_BF16 && t.shape.dim <= PLAIN_DIM; }, forward_plain<bf16>, backward_plain<bf16>},
+    {"plain32", [](const attention_task &t) { return t.dtype == VLA_F32 && t.shape.dim <= PLAIN_DIM; }, forward_plain<float>, backward_plain<float>},
+};
+
+int run(const attention_task &task, bool backward)
 {
-    for (int i = 0; i < inputs; i++)
-        if (call->in[i].dtype != dtype && call->in[i].dtype != VLA_F32)
+    for (const implementation &i : implementations)
+        if (i.fits(task))
+            return backward ? i.backward(task) : i.forward(task);
+    return (int)cudaErrorInvalidValue;
+}
+
+/* What the attention ops have in common. `tables`: index of qpos among the operands. */
+attention_task task_of(const vlai_cuda_call *call, int tables, const vlai_cuda_tensor &q, const vlai_cuda_tensor &k)
+{
+    const vla_attention_options *options = &call->node->attrs.attention;
+    attention_task t = {};
+    attention_shape &s = t.shape;
+    s.queries = rows_of(q);
+    s.keys = rows_of(k);
+    s.heads = options->heads;
+    s.kv_heads = options->kv_heads;
+    s.group = options->heads / options->kv_heads;
+    s.dim = options->head_dim;
+    s.scale = (float)options->scale;
+    s.qpos = (const int32_t *)call->in[tables].data;
+    s.rows = (const int2 *)call->in[tables + 1].data;
+    s.cols = (const int4 *)call->in[tables + 2].data;
+    s.q_stride = s.o_stride = s.dq_stride = (int64_t)s.heads * s.dim;
+    s.kv_stride = s.dkv_stride = (int64_t)s.kv_heads * s.dim;
+    s.vector = s.dim % 8 == 0;
+    for (int i = 0; i < tables; i++)
+        s.vector = s.vector && aligned(call->in[i].data);
+    for (int i = 0; i < call->node->n_outputs; i++)
+        s.vector = s.vector && aligned(call->out[i].data);
+    t.dtype = q.dtype;
+    t.mask = options->mask;
+    t.longest = options->longest;
+    t.stream = stream_of(call);
+    t.workspace = call->workspace;
+    return t;
+}
+
+/* q, k, v side by side in the columns of one matrix. */
+void *column(const vlai_cuda_tensor &t, int64_t col)
+{
+    return t.data ? (char *)t.data + (size_t)col * vla_dtype_size(t.dtype) : NULL;
+}
+
+void use_packed(attention_task &t, const vlai_cuda_tensor &qkv)
+{
+    attention_shape &s = t.shape;
+    int64_t k = (int64_t)s.heads * s.dim;
+    s.q_stride = s.kv_stride = s.dq_stride = s.dkv_stride = cols_of(qkv);
+    s.vector = s.vector && cols_of(qkv) % 8 == 0;
+    t.q = column(qkv, 0);
+    t.k = column(qkv, k);
+    t.v = column(qkv, k + (int64_t)s.kv_heads * s.dim);
+}
+
+/* All of one stored type, the log of sums fp32. */
+bool one_type(const attention_task &t, const vlai_cuda_tensor *const *list, int n, const vlai_cuda_tensor &lse)
+{
+    for (int i = 0; i < n; i++)
+        if (list[i]->data && list[i]->dtype != t.dtype)
             return false;
-    for (int i = 0; i < outputs; i++)
-        if (call->out[i].data && call->out[i].dtype != dtype)
-            return false;
-    return true;
+    return !lse.data || lse.dtype == VLA_F32;
+}
+
+size_t grad_workspace(int64_t queries, int heads)
+{
+    return delta_bytes(queries, heads) + round_256((size_t)query_tiles(queries) * sizeof(query_tile));
 }
 
 } // namespace
 
 NO_WORKSPACE(attention)
+NO_WORKSPACE(attention_qkv)
 
 extern "C" int vlai_cuda_attention(const vlai_cuda_call *call)
 {
-    attention_shape s = shape_of(call, 3, 0);
-    vla_dtype dtype = call->in[0].dtype;
-    if (!s.queries || (!call->out[0].data && !call->out[1].data))
-        return 0;
-    if (s.dim > PLAIN_DIM || call->in[1].dtype != dtype || call->in[2].dtype != dtype || !one_type(call, 0, 1, dtype))
+    const vlai_cuda_tensor *in = call->in, *out = call->out, *typed[] = {&in[1], &in[2], &out[0]};
+    attention_task t = task_of(call, 3, in[0], in[1]);
+    t.q = in[0].data;
+    t.k = in[1].data;
+    t.v = in[2].data;
+    t.o = out[0].data;
+    t.lse = (float *)out[1].data;
+    if (!one_type(t, typed, 3, out[1]))
         return (int)cudaErrorInvalidValue;
-    if (dtype == VLA_BF16)
-        return s.dim <= 128 ? forward_tiles(call, s) : forward_plain<bf16>(call, s);
-    return dtype == VLA_F32 ? forward_plain<float>(call, s) : (int)cudaErrorInvalidValue;
+    return t.shape.queries && (t.o || t.lse) ? run(t, false) : 0;
 }
 
-/* delta [Nq, heads] fp32, then a query_tile for every 32 queries. */
+extern "C" int vlai_cuda_attention_qkv(const vlai_cuda_call *call)
+{
+    const vlai_cuda_tensor *in = call->in, *out = call->out, *typed[] = {&out[0]};
+    attention_task t = task_of(call, 1, in[0], in[0]);
+    use_packed(t, in[0]);
+    t.o = out[0].data;
+    t.lse = (float *)out[1].data;
+    if (!one_type(t, typed, 1, out[1]))
+        return (int)cudaErrorInvalidValue;
+    return t.shape.queries && (t.o || t.lse) ? run(t, false) : 0;
+}
+
 extern "C" size_t vlai_cuda_workspace_attention_grad(const vla_graph *g, const vlai_node *node)
 {
-    int64_t queries = operand_of(g, node, 1).shape[0];
-    return round_256((size_t)(queries * node->attrs.attention.heads) * sizeof(float)) +
-           round_256((size_t)((queries + TILE_QUERIES - 1) / TILE_QUERIES) * sizeof(query_tile));
+    return grad_workspace(operand_of(g, node, 1).shape[0], node->attrs.attention.heads);
+}
+
+extern "C" size_t vlai_cuda_workspace_attention_qkv_grad(const vla_graph *g, const vlai_node *node)
+{
+    return grad_workspace(operand_of(g, node, 1).shape[0], node->attrs.attention.heads);
 }
 
 extern "C" int vlai_cuda_attention_grad(const vlai_cuda_call *call)
 {
-    attention_shape s = shape_of(call, 6, 1);
-    vla_dtype dtype = call->in[1].dtype;
-    bool same = call->in[5].dtype == VLA_F32 && one_type(call, 0, 3, dtype);
-    for (int i = 0; i < 5; i++)
-        same = same && call->in[i].dtype == dtype;
-    if (s.dim > PLAIN_DIM || !same || (dtype != VLA_BF16 && dtype != VLA_F32))
-        return (int)cudaErrorInvalidValue;
-    float *delta = (float *)call->workspace;
-    query_tile *tiles = (query_tile *)((char *)delta + round_256((size_t)(s.queries * s.heads) * sizeof(float)));
-    int n_tiles = (int)((s.queries + TILE_QUERIES - 1) / TILE_QUERIES);
-    if (s.queries) {
-        query_tile_kernel<<<blocks_for(n_tiles, BLOCK / WARP), BLOCK, 0, stream_of(call)>>>(s, tiles, n_tiles);
-        int64_t n = s.queries * s.heads;
-        unsigned blocks = blocks_for(n, THREADS / 16);
-        if (dtype == VLA_BF16)
-            delta_kernel<<<blocks, THREADS, 0, stream_of(call)>>>((const bf16 *)call->in[0].data, (const bf16 *)call->in[4].data, delta, n,
-                                                                  s.dim, s.vector);
-        else
-            delta_kernel<<<blocks, THREADS, 0, stream_of(call)>>>((const float *)call->in[0].data, (const float *)call->in[4].data, delta,
-                                                                  n, s.dim, s.vector);
-    }
-    if (dtype == VLA_F32)
-        return backward_plain<float>(call, s, delta, tiles, n_tiles);
-    return s.dim <= 128 ? backward_tiles(call, s, delta, tiles, n_tiles) : backward_plain<bf16>(call, s, delta, tiles, n_tiles);
+    const vlai_cuda_tensor *in = call->in, *out = call->out;
+    const vlai_cuda_tensor *typed[] = {&in[0], &in[2], &in[3], &in[4], &out[0], &out[1], &out[2]};
+    attention_task t = task_of(call, 6, in[1], in[2]);
+    t.dy = in[0].data;
+    t.q = in[1].data;
+    t.k = in[2].data;
+    t.v = in[3].data;
+    t.o = in[4].data;
+    t.lse = (float *)in[5].data;
+    t.dq = out[0].data;
+    t.dk = out[1].data;
+    t.dv = out[2].data;
+    return one_type(t, typed, 7, in[5]) ? run(t, true) : (int)cudaErrorInvalidValue;
+}
+
+extern "C" int vlai_cuda_attention_qkv_grad(const vlai_cuda_call *call)
+{
+    const vlai_cuda_tensor *in = call->in, *out = call->out, *typed[] = {&in[0], &in[2], &out[0]};
+    attention_task t = task_of(call, 4, in[1], in[1]);
+    use_packed(t, in[1]);
+    t.dy = in[0].data;
+    t.o = in[2].data;
+    t.lse = (float *)in[3].data;
+    int64_t k = (int64_t)t.shape.heads * t.shape.dim;
+    t.dq = column(out[0], 0);
+    t.dk = column(out[0], k);
+    t.dv = column(out[0], k + (int64_t)t.shape.kv_heads * t.shape.dim);
+    return one_type(t, typed, 3, in[3]) ? run(t, true) : (int)cudaErrorInvalidValue;
 }

@@ -10,6 +10,7 @@
 
 struct attention_shape {
     int64_t queries, keys;
+    int64_t q_stride, kv_stride, o_stride, dq_stride, dkv_stride; /* elements from row to row: q; k, v; o, do; gradients */
     int heads, kv_heads, group, dim; /* group: query heads per kv head */
     float scale;
     bool vector; /* rows may be read and written in 16-byte words */
@@ -17,6 +18,26 @@ struct attention_shape {
     const int2 *rows;
     const int4 *cols;
 };
+
+/* One call: operands and results where they lie. A result is NULL when nobody wants it. Forward writes o and lse, backward
+ * reads them; both are contiguous. */
+struct attention_task {
+    attention_shape shape;
+    vla_dtype dtype; /* of all but lse */
+    vla_attention_mask mask;
+    int64_t longest; /* rows of the longest segment, 0 when unknown */
+    const void *dy, *q, *k, *v;
+    void *o, *dq, *dk, *dv;
+    float *lse; /* [Nq, heads] */
+    cudaStream_t stream;
+    void *workspace;
+};
+
+/* Lets a kernel have more shared memory than the 48 KB that need no asking. */
+template <class K> inline int allow_shared(K kernel, size_t bytes)
+{
+    return (int)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+}
 
 /* Of 32 neighbouring queries: positions, and least and greatest ends of their spans of keys. Queries that see nothing, or
  * lie past the end, count for first_max and end_min alone, which they keep from claiming that all is visible. */

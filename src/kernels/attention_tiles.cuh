@@ -204,8 +204,7 @@ __global__ void __launch_bounds__(BLOCK, 3)
     bf16 *tile_q = (bf16 *)memory, *tile_k = tile_q + TILE * (DP + 8), *tile_v = tile_k + TILE * (DP + 8);
     int4 *cols = (int4 *)(tile_v + TILE * (DP + 8)); /* [2][TILE] */
     int head = blockIdx.x, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, t = lane % 4;
-    int64_t query = (int64_t)(gridDim.y - 1 - blockIdx.y) * TILE, q_stride = (int64_t)s.heads * s.dim;
-    int64_t kv_stride = (int64_t)s.kv_heads * s.dim;
+    int64_t query = (int64_t)(gridDim.y - 1 - blockIdx.y) * TILE, q_stride = s.q_stride, kv_stride = s.kv_stride;
     q += (int64_t)head * s.dim;
     k += (int64_t)(head / s.group) * s.dim;
     v += (int64_t)(head / s.group) * s.dim;
@@ -310,7 +309,7 @@ __global__ void __launch_bounds__(BLOCK, 3)
             lse[row * s.heads + head] = sum[r] > 0 ? (top[r] + log2f(sum[r])) * LN2 : -INFINITY;
     }
     if (o)
-        store_rows<DP>(o + (int64_t)head * s.dim, query + warp * 16, s.queries, q_stride, s.dim, s.vector, tile_q, warp * 16, acc,
+        store_rows<DP>(o + (int64_t)head * s.dim, query + warp * 16, s.queries, s.o_stride, s.dim, s.vector, tile_q, warp * 16, acc,
                        sum[0] > 0 ? 1.0f / sum[0] : 0.0f, sum[1] > 0 ? 1.0f / sum[1] : 0.0f);
 }
 
@@ -330,8 +329,7 @@ __global__ void __launch_bounds__(BLOCK, DP > 80 ? 3 : 4)
     bf16 *tile_v = tile_k + 2 * HALF_TILE * (DP + 8);
     int4 *cols = (int4 *)(tile_v + 2 * HALF_TILE * (DP + 8)); /* [2][HALF_TILE] */
     int head = blockIdx.x, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, t = lane % 4;
-    int64_t query = (int64_t)(gridDim.y - 1 - blockIdx.y) * TILE, q_stride = (int64_t)s.heads * s.dim;
-    int64_t kv_stride = (int64_t)s.kv_heads * s.dim;
+    int64_t query = (int64_t)(gridDim.y - 1 - blockIdx.y) * TILE, q_stride = s.q_stride, kv_stride = s.kv_stride;
     k += (int64_t)(head / s.group) * s.dim;
     v += (int64_t)(head / s.group) * s.dim;
 
@@ -353,7 +351,7 @@ __global__ void __launch_bounds__(BLOCK, DP > 80 ? 3 : 4)
         load_cols<HALF_TILE>(cols + at * HALF_TILE, s, key);
     };
     load_tile<TILE, DP>(tile_q, q + (int64_t)head * s.dim, query, s.queries, q_stride, s.dim, s.vector);
-    load_tile<TILE, DP>(tile_dy, dy + (int64_t)head * s.dim, query, s.queries, q_stride, s.dim, s.vector);
+    load_tile<TILE, DP>(tile_dy, dy + (int64_t)head * s.dim, query, s.queries, s.o_stride, s.dim, s.vector);
     if (keys.x < keys.y)
         load_keys(keys.x, 0);
     copy_commit();
@@ -391,8 +389,8 @@ __global__ void __launch_bounds__(BLOCK, DP > 80 ? 3 : 4)
     }
     copy_wait<0>();
     __syncthreads();
-    store_rows<DP>(dq + (int64_t)head * s.dim, query + warp * 16, s.queries, q_stride, s.dim, s.vector, tile_q, warp * 16, acc, s.scale,
-                   s.scale);
+    store_rows<DP>(dq + (int64_t)head * s.dim, query + warp * 16, s.queries, s.dq_stride, s.dim, s.vector, tile_q, warp * 16, acc,
+                   s.scale, s.scale);
 }
 
 enum { ROUND = BLOCK }; /* query tiles looked at together */
@@ -424,7 +422,7 @@ __global__ void __launch_bounds__(BLOCK, DP > 80 ? 2 : 3)
     __shared__ query_tile listed[ROUND];
     __shared__ int2 block_range[BLOCK / WARP];
     int kv_head = blockIdx.x, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, t = lane % 4;
-    int64_t key = (int64_t)blockIdx.y * TILE, q_stride = (int64_t)s.heads * s.dim, kv_stride = (int64_t)s.kv_heads * s.dim;
+    int64_t key = (int64_t)blockIdx.y * TILE, q_stride = s.q_stride, kv_stride = s.kv_stride;
     float scale = s.scale * LOG2E;
 
     /* The keys of this lane's two rows, and what the warp's 16 have in common. */
@@ -487,7 +485,7 @@ __global__ void __launch_bounds__(BLOCK, DP > 80 ? 2 : 3)
             int head = kv_head * s.group + step / n;
             int64_t query = (int64_t)list[step % n] * HALF_TILE, i = query + threadIdx.x;
             load_tile<HALF_TILE, DP>(tile_q + at * HALF_TILE * (DP + 8), q + (int64_t)head * s.dim, query, s.queries, q_stride, s.dim, s.vector);
-            load_tile<HALF_TILE, DP>(tile_dy + at * HALF_TILE * (DP + 8), dy + (int64_t)head * s.dim, query, s.queries, q_stride, s.dim, s.vector);
+            load_tile<HALF_TILE, DP>(tile_dy + at * HALF_TILE * (DP + 8), dy + (int64_t)head * s.dim, query, s.queries, s.o_stride, s.dim, s.vector);
             if (threadIdx.x < HALF_TILE) {
                 bool there = i < s.queries;
                 i = there ? i : 0;
@@ -552,9 +550,9 @@ __global__ void __launch_bounds__(BLOCK, DP > 80 ? 2 : 3)
     __syncthreads();
     int64_t at = (int64_t)kv_head * s.dim;
     if (dk)
-        store_rows<DP>(dk + at, warp_key, s.keys, kv_stride, s.dim, s.vector, tile_k, warp * 16, acc_k, s.scale, s.scale);
+        store_rows<DP>(dk + at, warp_key, s.keys, s.dkv_stride, s.dim, s.vector, tile_k, warp * 16, acc_k, s.scale, s.scale);
     if (dv)
-        store_rows<DP>(dv + at, warp_key, s.keys, kv_stride, s.dim, s.vector, tile_v, warp * 16, acc_v, 1.0f, 1.0f);
+        store_rows<DP>(dv + at, warp_key, s.keys, s.dkv_stride, s.dim, s.vector, tile_v, warp * 16, acc_v, 1.0f, 1.0f);
 }
 
 #endif
