@@ -13,6 +13,7 @@
  * bound by mma.sync, about half of what wgmma reaches. Otherwise plain: a warp per row, fp32 multiply-adds, for parity.
  * Bytes: q, k, v, o once, k and v again from L2 for every query tile. */
 #include "kernels/attention_tiles.cuh"
+#include "kernels/attention_window.cuh"
 
 namespace {
 
@@ -326,6 +327,58 @@ int backward_tiles(const attention_task &task)
     });
 }
 
+template <class F> int with_window_dim(int dim, F f)
+{
+    if (dim <= 64)
+        return f(std::integral_constant<int, 64>{});
+    if (dim <= 80)
+        return f(std::integral_constant<int, 80>{});
+    return f(std::integral_constant<int, 128>{});
+}
+
+bool fits_window(const attention_task &t)
+{
+    const attention_shape &s = t.shape;
+    return t.dtype == VLA_BF16 && t.mask == VLA_MASK_FULL && t.longest > 0 && t.longest <= WINDOW_LONGEST && s.queries == s.keys &&
+           s.group == 1 && s.dim <= 128 && s.vector;
+}
+
+dim3 window_grid(const attention_shape &s)
+{
+    return dim3((unsigned)s.heads, blocks_for(s.queries, WINDOW_ANCHOR));
+}
+
+int forward_window(const attention_task &task)
+{
+    const attention_shape &s = task.shape;
+    return with_window_dim(s.dim, [&](auto d) {
+        constexpr int DP = decltype(d)::value;
+        int status = allow_shared(window_kernel<DP>, window_shared<DP>());
+        if (status)
+            return status;
+        window_kernel<DP><<<window_grid(s), WINDOW_BLOCK, window_shared<DP>(), task.stream>>>(
+            s, (const bf16 *)task.q, (const bf16 *)task.k, (const bf16 *)task.v, (bf16 *)task.o, task.lse);
+        return launched();
+    });
+}
+
+int backward_window(const attention_task &task)
+{
+    const attention_shape &s = task.shape;
+    if (!s.queries)
+        return 0;
+    return with_window_dim(s.dim, [&](auto d) {
+        constexpr int DP = decltype(d)::value;
+        int status = allow_shared(window_grad_kernel<DP>, window_grad_shared<DP>());
+        if (status)
+            return status;
+        window_grad_kernel<DP><<<window_grid(s), WINDOW_BLOCK, window_grad_shared<DP>(), task.stream>>>(
+            s, (const bf16 *)task.dy, (const bf16 *)task.q, (const bf16 *)task.k, (const bf16 *)task.v, (const bf16 *)task.o, task.lse,
+            (bf16 *)task.dq, (bf16 *)task.dk, (bf16 *)task.dv);
+        return launched();
+    });
+}
+
 /* The implementations, best first; the first that fits runs. */
 struct implementation {
     const char *name;
@@ -334,6 +387,7 @@ struct implementation {
 };
 
 const implementation implementations[] = {
+    {"window", fits_window, forward_window, backward_window},
     {"tiles", [](const attention_task &t) { return t.dtype == VLA_BF16 && t.shape.dim <= 128; }, forward_tiles, backward_tiles},
     {"plain", [](const attention_task &t) { return t.dtype == VLA_BF16 && t.shape.dim <= PLAIN_DIM; }, forward_plain<bf16>, backward_plain<bf16>},
     {"plain32", [](const attention_task &t) { return t.dtype == VLA_F32 && t.shape.dim <= PLAIN_DIM; }, forward_plain<float>, backward_plain<float>},

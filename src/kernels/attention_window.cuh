@@ -53,6 +53,7 @@ template <int DP> __device__ inline int window_piece(int row, int piece)
 __device__ inline int2 window_segments(const attention_shape &s, int64_t anchor, window_tile &tile)
 {
     __shared__ short bound[2];
+    static_assert(WINDOW_BLOCK == WINDOW_SEEN, "a row to a thread");
     int row = threadIdx.x;
     int64_t i = anchor + row;
     int2 span = i < s.queries ? s.rows[i] : make_int2(0, 0);
@@ -235,11 +236,11 @@ __global__ void __launch_bounds__(WINDOW_BLOCK, DP > 80 ? 2 : 4)
     k += (int64_t)head * s.dim;
     v += (int64_t)head * s.dim;
     int2 part = window_segments(s, anchor, tile);
-    for (int begin = part.x; begin < part.y; begin = tile.end) {
+    for (int begin = part.x, rows; begin < part.y; begin += rows) {
         if (threadIdx.x == 0)
             window_cut(tile, begin, part.y);
         __syncthreads();
-        int rows = tile.end - begin;
+        rows = tile.end - begin; /* at least one: a segment has at most WINDOW_LONGEST of them */
         int64_t first = anchor + begin;
         window_load<DP>(tile_q, q, first, rows, s.q_stride, s.dim);
         window_load<DP>(tile_k, k, first, rows, s.kv_stride, s.dim);
@@ -286,11 +287,7 @@ __global__ void __launch_bounds__(WINDOW_BLOCK, DP > 80 ? 2 : 4)
                 window_store<DP>(o + (first + strip.row) * s.o_stride + (int64_t)head * s.dim, s.o_stride, s.dim, tile_q, strip.row,
                                  strip.rows, acc, sum[0] > 0 ? 1.0f / sum[0] : 0.0f, sum[1] > 0 ? 1.0f / sum[1] : 0.0f);
         }
-        __syncthreads(); /* the buffers and the strips are free; tile.end is read before the next cut */
-        int next = tile.end;
-        __syncthreads();
-        if (next <= begin)
-            break;
+        __syncthreads(); /* buffers and strips are free */
     }
 }
 
@@ -314,11 +311,11 @@ __global__ void __launch_bounds__(WINDOW_BLOCK, DP > 80 ? 1 : 3)
     int64_t anchor = (int64_t)blockIdx.y * WINDOW_ANCHOR, col = (int64_t)head * s.dim;
     float scale = s.scale * LOG2E;
     int2 part = window_segments(s, anchor, tile);
-    for (int begin = part.x; begin < part.y; begin = tile.end) {
+    for (int begin = part.x, rows; begin < part.y; begin += rows) {
         if (threadIdx.x == 0)
             window_cut(tile, begin, part.y);
         __syncthreads();
-        int rows = tile.end - begin;
+        rows = tile.end - begin; /* at least one: a segment has at most WINDOW_LONGEST of them */
         int64_t first = anchor + begin;
         window_load<DP>(tile_dy, dy + col, first, rows, s.o_stride, s.dim);
         window_load<DP>(tile_q, q + col, first, rows, s.q_stride, s.dim);
@@ -439,11 +436,7 @@ __global__ void __launch_bounds__(WINDOW_BLOCK, DP > 80 ? 1 : 3)
                 }
             window_store<DP>(dq + (first + strip.row) * s.dq_stride + col, s.dq_stride, s.dim, mine, 0, strip.rows, acc, s.scale, s.scale);
         }
-        __syncthreads(); /* as in the forward pass */
-        int next = tile.end;
-        __syncthreads();
-        if (next <= begin)
-            break;
+        __syncthreads(); /* buffers and strips are free */
     }
 }
 
