@@ -524,6 +524,8 @@ extern "C" int vlai_cuda_attention_grad(const vlai_cuda_call *call)
 extern "C" int vlai_cuda_attention_qkv_grad(const vlai_cuda_call *call)
 {
     const vlai_cuda_tensor *in = call->in, *out = call->out, *typed[] = {&in[0], &in[2], &out[0]};
+    if (!out[0].data)
+        return 0;
     attention_task t = task_of(call, 4, in[1], in[1]);
     use_packed(t, in[1]);
     t.dy = in[0].data;
