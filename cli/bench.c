@@ -11,6 +11,7 @@
 #include "model/wallx.h"
 #include "model/wallx_flops.h"
 #include "model/wallx_plan.h"
+#include "optim/settings.h"
 
 #include <jansson.h>
 #include <stdio.h>
@@ -242,7 +243,7 @@ int command_bench(int argc, char **argv)
     VLA_TRY_GOTO(make_batch(&w, &r, train->task.action_horizon, &err), done);
     VLA_TRY_GOTO(vla_store_create(&store, &err), done);
     VLA_TRY_GOTO(vlai_wallx_params(&w.config, NULL, NULL, store, &err), done);
-    vla_numerics numerics = train->training.numerics == VLAI_NUMERICS_BF16 ? VLA_BF16_MASTER : VLA_FP32;
+    vla_numerics numerics = vlai_settings_numerics(train, false);
     VLA_TRY_GOTO(vla_store_allocate(store, numerics, VLA_STORE_TRAIN, &err), done);
     random_weights(store);
     if (!r.json)

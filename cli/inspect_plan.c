@@ -14,6 +14,7 @@
 #include "image/patchify.h"
 #include "model/wallx_flops.h"
 #include "model/wallx_plan.h"
+#include "optim/settings.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -212,9 +213,7 @@ static vla_status load(request *r, model *m, vla_error *err)
         VLA_TRY(choose("--numerics", r->numerics, numerics, 4, &choice, err));
         m->numerics = (vla_numerics)choice;
     } else {
-        bool narrow = m->train->training.numerics == VLAI_NUMERICS_BF16 ||
-                      (m->train->training.numerics == VLAI_NUMERICS_AUTO && strcmp(r->device, "cpu"));
-        m->numerics = narrow ? VLA_BF16_MASTER : VLA_FP32;
+        m->numerics = vlai_settings_numerics(m->train, strcmp(r->device, "cpu"));
     }
     m->recompute = VLA_RECOMPUTE_CHEAP;
     if (r->recompute) {

@@ -32,7 +32,7 @@ static const char help[] =
     "  --allow-change A,B|all   values that may differ from the checkpoint's (the error names them)\n"
     "  --allow-partial          train on the whole episodes at the start of a damaged set\n"
     "  --stop-at STEP           save and end after this step; schedules stay those of the whole run\n"
-    "  --numerics fp32|bf16     the same as --training.numerics=\n"
+    "  --numerics fp32|bf16|bf16-sr|bf16-plain   the same as --training.numerics=\n"
     "  --threads N              the same as --training.threads=\n"
     "  --frame-cache-gb N       the same as --data.frame_cache_gb=: keep resized frames on the disk\n"
     "  --debug                  log names `debug`, save_path ./ckpt/debug\n"

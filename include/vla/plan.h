@@ -14,8 +14,8 @@
 
 #include "vla/graph.h"
 
-/* fp32: everything fp32. bf16: bf16 compute copy, fp32 masters and moments. bf16_sr: bf16 weights with stochastic rounding,
- * bf16 moments. bf16_plain: bf16 weights and moments. fp64: everything fp64 (gradient checks). */
+/* fp32: everything fp32. bf16: bf16 compute copy, fp32 masters and moments. bf16_sr: bf16 weights and moments, both rounded
+ * stochastically by the update. bf16_plain: bf16 weights and moments. fp64: everything fp64 (gradient checks). */
 typedef enum vla_numerics { VLA_FP32, VLA_BF16_MASTER, VLA_BF16_SR, VLA_BF16_PLAIN, VLA_FP64 } vla_numerics;
 
 /* What the backward pass keeps. none: everything it reads. cheap: norms, SwiGLU products and rotations are made again.

@@ -128,7 +128,7 @@ typedef struct vla_adamw_options {
     size_t size;
     double beta1, beta2, eps, weight_decay;
     double max_norm; /* global L2 norm; 0 = no clip */
-    int groups;      /* learning rates in the "hyper" input */
+    int groups;      /* learning rates */
 } vla_adamw_options;
 
 /* Writes gradients of trained parameters of `graph` (after vla_graph_backward) to the store instead of temporaries; with
@@ -140,10 +140,20 @@ VLA_API vla_status vla_graph_store_gradients(vla_graph *graph, const vla_store *
  * were (the store is one of VLA_STORE_STEP, or its gradients stay as they are). */
 VLA_API vla_status vla_graph_step(vla_graph *graph, const vla_store *store, vla_gradient_status *status,
                                   const vla_adamw_options *options, vla_error *err);
-/* A graph that clips and steps: input "hyper" F64 [2 + groups] = 1 - beta1^t, 1 - beta2^t, learning rates; result "clip"
- * F64 [3] = gradient norm before the clip, factor, 1 if finite. Nothing is stepped when it is not finite. */
+/* Entries of the "hyper" input, all F64. */
+enum {
+    VLA_HYPER_BIAS1,  /* 1 - beta1^t */
+    VLA_HYPER_BIAS2,  /* 1 - beta2^t */
+    VLA_HYPER_UPDATE, /* t: updates applied, this one among them */
+    VLA_HYPER_SEED,   /* of stochastic rounding; a whole number below 2^53 */
+    VLA_HYPER_RATES   /* learning rate of each group from here on */
+};
+
+/* A graph that clips and steps: input "hyper" F64 [VLA_HYPER_RATES + groups], see vla_hyper_fill; result "clip" F64 [3] = gradient norm before the clip, factor, 1 if finite. Nothing is stepped when it is not finite. */
 VLA_API vla_status vla_graph_adamw(const vla_store *store, const vla_gradient_status *status,
                                    const vla_adamw_options *options, vla_graph **out, vla_error *err);
+/* All of "hyper" but the rates. applied: updates before this one; seed: the run's (its lower 53 bits count). */
+VLA_API void vla_hyper_fill(const vla_adamw_options *options, uint64_t seed, int64_t applied, double *hyper);
 
 VLA_END_DECLS
 

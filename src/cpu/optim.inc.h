@@ -144,16 +144,21 @@ static void L(store_master)(uint16_t *high, uint16_t *low, int64_t n, const real
 }
 
 /* AdamW with decoupled decay, in the order of PyTorch's: p *= 1 - lr wd; m += (1-b1)(g - m); v = b2 v + (1-b2) g^2;
- * p -= lr/bc1 m / (sqrt(v) (1/sqrt(bc2)) + eps). hyper = bc1, bc2, learning rate of each group. A left-out gradient is zero. */
+ * p -= lr/bc1 m / (sqrt(v) (1/sqrt(bc2)) + eps). hyper: see VLA_HYPER_BIAS1 and on. A left-out gradient is zero.
+ *
+ * Stochastic: the step is computed from the fp32 m and v, then all three are rounded stochastically. Weights, because a step
+ * is mostly below half a bf16 unit (2^-9 of the weight) and would be lost whole by rounding to nearest. v, because with
+ * beta2 = 0.999 it decays by 1/1000 a step, less than half a unit (1/512 to 1/256): rounded to nearest it never falls again
+ * after a large gradient. m, because the same holds for beta1 near 1, and its mean is then right for every beta. */
 VLAI_CLONES static void L(adamw_tile)(void *context, int64_t tile, int thread)
 {
     (void)thread;
     const vlai_cpu_call *call = context;
     const double *hyper = call->in[4].data;
-    double rate = hyper[2 + call->node->attrs.adamw.group];
+    double rate = hyper[VLA_HYPER_RATES + call->node->attrs.adamw.group];
     real b1 = (real)(1 - call->node->attrs.adamw.beta1), b2 = (real)call->node->attrs.adamw.beta2;
     real c2 = (real)(1 - call->node->attrs.adamw.beta2), decay = (real)(1 - rate * call->node->attrs.adamw.weight_decay);
-    real step = (real)(rate / hyper[0]), root = (real)(1 / sqrt(hyper[1])), eps = (real)call->node->attrs.adamw.eps;
+    real step = (real)(rate / hyper[VLA_HYPER_BIAS1]), root = (real)(1 / sqrt(hyper[VLA_HYPER_BIAS2])), eps = (real)call->node->attrs.adamw.eps;
     real clip[3];
     L(load)(&call->in[5], 0, 3, clip);
     bool split = call->in[0].dtype == VLA_BF16 && call->in[6].data;
@@ -178,12 +183,23 @@ VLAI_CLONES static void L(adamw_tile)(void *context, int64_t tile, int thread)
             v[i] = v[i] * b2 + c2 * (gradient * gradient);
             p[i] = p[i] * decay - step * (m[i] / (sqrt(v[i]) * root + eps));
         }
-        if (split)
-            L(store_master)(high + at, low + at, n, p);
-        else
-            L(store)(&call->in[0], at, n, p);
-        L(store)(&call->in[2], at, n, m);
-        L(store)(&call->in[3], at, n, v);
+        if (!call->node->attrs.adamw.stochastic) {
+            if (split)
+                L(store_master)(high + at, low + at, n, p);
+            else
+                L(store)(&call->in[0], at, n, p);
+            L(store)(&call->in[2], at, n, m);
+            L(store)(&call->in[3], at, n, v);
+            continue;
+        }
+        vlai_rounding rounding = vlai_rounding_of((uint64_t)hyper[VLA_HYPER_SEED], (uint64_t)hyper[VLA_HYPER_UPDATE],
+                                                  call->node->attrs.adamw.key, (uint32_t)(at >> 32)); /* a block crosses no 2^32 */
+        for (int64_t i = 0; i < n; i++) {
+            vlai_rounding_bits bits = vlai_rounding_draw(rounding, (uint32_t)(at + i));
+            high[at + i] = vlai_bf16_stochastic((float)p[i], bits.weight);
+            ((uint16_t *)call->in[2].data)[at + i] = vlai_bf16_stochastic((float)m[i], bits.m);
+            ((uint16_t *)call->in[3].data)[at + i] = vlai_bf16_stochastic((float)v[i], bits.v);
+        }
     }
 }
 

@@ -32,7 +32,7 @@ void vla_store_destroy(vla_store *store)
     vlai_free(store);
 }
 
-static uint64_t hash_name(const char *name)
+uint64_t vlai_hash_name(const char *name)
 {
     uint64_t h = 1469598103934665603u; /* FNV-1a */
     for (; *name; name++)
@@ -44,7 +44,7 @@ static void index_names(vla_store *store)
 {
     memset(store->table, 0xFF, store->table_size * sizeof *store->table);
     for (size_t i = 0; i < store->count; i++) {
-        size_t slot = hash_name(store->params[i].name) & (store->table_size - 1);
+        size_t slot = vlai_hash_name(store->params[i].name) & (store->table_size - 1);
         while (store->table[slot] >= 0)
             slot = (slot + 1) & (store->table_size - 1);
         store->table[slot] = (int32_t)i;
@@ -55,7 +55,7 @@ int64_t vla_store_find(const vla_store *store, const char *name)
 {
     if (!store->table)
         return -1;
-    for (size_t slot = hash_name(name) & (store->table_size - 1);; slot = (slot + 1) & (store->table_size - 1)) {
+    for (size_t slot = vlai_hash_name(name) & (store->table_size - 1);; slot = (slot + 1) & (store->table_size - 1)) {
         int32_t i = store->table[slot];
         if (i < 0)
             return -1;

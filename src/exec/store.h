@@ -31,6 +31,8 @@ struct vla_store {
     void *device[VLA_STORE_KINDS];
 };
 
+/* FNV-1a. The same name has the same hash everywhere: it is also the key of stochastic rounding. */
+uint64_t vlai_hash_name(const char *name);
 /* Types and offsets without memory, for plans of runs that will not be started. */
 void vlai_store_lay_out(vla_store *store, vla_numerics numerics, vla_store_use use);
 

@@ -56,7 +56,7 @@ typedef union vlai_attrs {
     struct { int n; int64_t widths[VLAI_MAX_OUTPUTS]; } split;
     struct { int dim; double period; } sinusoid;
     vla_patchify_options patchify;
-    struct { double beta1, beta2, eps, weight_decay; int group; } adamw;
+    struct { double beta1, beta2, eps, weight_decay; uint64_t key; int group, stochastic; } adamw; /* optim/rounding.h */
     struct { double max_norm; int64_t index; } clip;      /* sum_squares: index; clip_factor: max_norm, 0 = no clip */
 } vlai_attrs;
 

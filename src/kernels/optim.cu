@@ -13,6 +13,8 @@
 
 #include "base/fail.h"
 #include "kernels/common.cuh"
+#include "optim/rounding.h"
+#include "vla/run.h"
 
 #include <string.h>
 
@@ -127,8 +129,13 @@ struct adamw_record {
     double weight_decay;
     float b1, b2, c2, eps;
     int group;
+    uint64_t key; /* of stochastic rounding */
     bool vector;
 };
+
+/* How a bf16 parameter and its moments are stored: rounded to nearest, as an upper half beside its low bits, or rounded
+ * stochastically (optim/rounding.h; why: cpu/optim.inc.h). */
+enum storing { NEAREST, SPLIT, STOCHASTIC };
 
 /* One step's numbers, the same for every element. */
 struct adamw_step {
@@ -157,21 +164,35 @@ __device__ inline void split_master(float p, uint16_t &high, uint16_t &low)
     low = (uint16_t)bits;
 }
 
+__device__ inline void round_stochastic(float p, float m, float v, vlai_rounding r, uint32_t index, uint16_t &hp, uint16_t &hm, uint16_t &hv)
+{
+    vlai_rounding_bits bits = vlai_rounding_draw(r, index);
+    hp = vlai_bf16_stochastic(p, bits.weight);
+    hm = vlai_bf16_stochastic(m, bits.m);
+    hv = vlai_bf16_stochastic(v, bits.v);
+}
+
 /* Elements first and on of a tensor, at most CHUNK, on a block. P, G, M: stored parameter, gradient, moments. */
-template <class P, class G, class M, bool SPLIT>
+template <class P, class G, class M, storing STORE>
 __device__ void adamw_chunk(const adamw_record &t, int64_t first, const double *hyper, const double *clip)
 {
     __shared__ adamw_step shared_step;
+    __shared__ vlai_rounding shared_rounding;
     __shared__ bool skip;
     if (threadIdx.x == 0) { /* in double as on the host, where products are rounded before they are subtracted */
-        double rate = hyper[2 + t.group];
-        shared_step = {(float)__dsub_rn(1, __dmul_rn(rate, t.weight_decay)), (float)(rate / hyper[0]), (float)(1 / sqrt(hyper[1])), (float)clip[1]};
+        double rate = hyper[VLA_HYPER_RATES + t.group];
+        shared_step = {(float)__dsub_rn(1, __dmul_rn(rate, t.weight_decay)), (float)(rate / hyper[VLA_HYPER_BIAS1]), (float)(1 / sqrt(hyper[VLA_HYPER_BIAS2])), (float)clip[1]};
         skip = clip[2] == 0;
+        if constexpr (STORE == STOCHASTIC)
+            shared_rounding = vlai_rounding_of((uint64_t)hyper[VLA_HYPER_SEED], (uint64_t)hyper[VLA_HYPER_UPDATE], t.key, (uint32_t)(first >> 32));
     }
     __syncthreads();
     if (skip)
         return;
     adamw_step s = shared_step;
+    vlai_rounding rounding = {};
+    if constexpr (STORE == STOCHASTIC)
+        rounding = shared_rounding;
     P *p = (P *)t.p;
     const G *g = (const G *)t.g;
     M *m = (M *)t.m, *v = (M *)t.v;
@@ -192,7 +213,7 @@ __device__ void adamw_chunk(const adamw_record &t, int64_t first, const double *
                 pg.load(g + at);
             pm.load(m + at);
             pv.load(v + at);
-            if constexpr (SPLIT) {
+            if constexpr (STORE == SPLIT) {
                 pl.word = *reinterpret_cast<const uint4 *>(low + at);
                 const uint16_t *high = reinterpret_cast<const uint16_t *>(pp.w);
 #pragma unroll
@@ -208,17 +229,24 @@ __device__ void adamw_chunk(const adamw_record &t, int64_t first, const double *
 #pragma unroll
             for (int i = 0; i < PACK; i++)
                 adamw_one(xp[i], xg[i], xm[i], xv[i], s, t);
-            if constexpr (SPLIT) {
+            if constexpr (STORE == SPLIT) {
                 uint16_t *high = reinterpret_cast<uint16_t *>(pp.w);
 #pragma unroll
                 for (int i = 0; i < PACK; i++)
                     split_master(xp[i], high[i], pl.h[i]);
                 *reinterpret_cast<uint4 *>(low + at) = pl.word;
-            } else {
-                pp.set(xp);
             }
-            pm.set(xm);
-            pv.set(xv);
+            if constexpr (STORE == STOCHASTIC) {
+                uint16_t *hp = reinterpret_cast<uint16_t *>(pp.w), *hm = reinterpret_cast<uint16_t *>(pm.w), *hv = reinterpret_cast<uint16_t *>(pv.w);
+#pragma unroll
+                for (int i = 0; i < PACK; i++)
+                    round_stochastic(xp[i], xm[i], xv[i], rounding, (uint32_t)at + i, hp[i], hm[i], hv[i]);
+            } else {
+                if constexpr (STORE == NEAREST)
+                    pp.set(xp);
+                pm.set(xm);
+                pv.set(xv);
+            }
             pp.store(p + at);
             pm.store(m + at);
             pv.store(v + at);
@@ -226,12 +254,16 @@ __device__ void adamw_chunk(const adamw_record &t, int64_t first, const double *
         }
         for (int64_t i = at; i < end && i < at + PACK; i++) {
             float yg = g ? to_float(g[i]) : 0.0f, ym = to_float(m[i]), yv = to_float(v[i]), yp;
-            if constexpr (SPLIT)
+            if constexpr (STORE == SPLIT)
                 yp = master(((const uint16_t *)p)[i], low[i]);
             else
                 yp = to_float(p[i]);
             adamw_one(yp, yg, ym, yv, s, t);
-            if constexpr (SPLIT)
+            if constexpr (STORE == STOCHASTIC) {
+                round_stochastic(yp, ym, yv, rounding, (uint32_t)i, ((uint16_t *)p)[i], ((uint16_t *)m)[i], ((uint16_t *)v)[i]);
+                continue;
+            }
+            if constexpr (STORE == SPLIT)
                 split_master(yp, ((uint16_t *)p)[i], low[i]);
             else
                 p[i] = from_float<P>(yp);
@@ -242,18 +274,18 @@ __device__ void adamw_chunk(const adamw_record &t, int64_t first, const double *
 }
 
 /* Three blocks per multiprocessor: 64 (all bf16) to 112 bytes per thread are then in flight, 49 to 86 KB in all. */
-template <class P, class G, class M, bool SPLIT>
+template <class P, class G, class M, storing STORE>
 __global__ void __launch_bounds__(THREADS, 3) adamw_kernel(adamw_record t, const double *hyper, const double *clip)
 {
-    adamw_chunk<P, G, M, SPLIT>(t, (int64_t)blockIdx.x * CHUNK, hyper, clip);
+    adamw_chunk<P, G, M, STORE>(t, (int64_t)blockIdx.x * CHUNK, hyper, clip);
 }
 
-template <class P, class G, class M, bool SPLIT>
+template <class P, class G, class M, storing STORE>
 __global__ void __launch_bounds__(THREADS, 3)
     adamw_table_kernel(const adamw_record *tensors, const chunk *chunks, const double *hyper, const double *clip)
 {
     chunk c = chunks[blockIdx.x];
-    adamw_chunk<P, G, M, SPLIT>(tensors[c.tensor], (int64_t)c.index * CHUNK, hyper, clip);
+    adamw_chunk<P, G, M, STORE>(tensors[c.tensor], (int64_t)c.index * CHUNK, hyper, clip);
 }
 
 uint32_t chunks_of(int64_t n)
@@ -273,7 +305,7 @@ adamw_record adamw_record_of(const vlai_cuda_call *call)
     const vlai_cuda_tensor *in = call->in;
     bool vector = aligned(in[0].data) && aligned(in[1].data) && aligned(in[2].data) && aligned(in[3].data) && aligned(in[6].data);
     return {in[0].data, in[1].data, in[2].data, in[3].data, (uint16_t *)in[6].data, in[0].elements, a.weight_decay, (float)(1 - a.beta1),
-            (float)a.beta2, (float)(1 - a.beta2), (float)a.eps, a.group, vector};
+            (float)a.beta2, (float)(1 - a.beta2), (float)a.eps, a.group, a.key, vector};
 }
 
 /* The combination of element types of a call, without chunks. A gradient left out counts as one of the parameter's type. */
@@ -289,28 +321,35 @@ vlai_optim_part part_of(const vlai_cuda_call *call)
     part.gradient = in[1].data ? in[1].dtype : in[0].dtype;
     part.moment = in[2].dtype;
     part.masters = in[0].dtype == VLA_BF16 && in[6].data;
+    part.stochastic = call->node->attrs.adamw.stochastic;
     return part;
 }
 
 bool same_types(const vlai_optim_part &a, const vlai_optim_part &b)
 {
-    return a.weight == b.weight && a.gradient == b.gradient && a.moment == b.moment && a.masters == b.masters;
+    return a.weight == b.weight && a.gradient == b.gradient && a.moment == b.moment && a.masters == b.masters && a.stochastic == b.stochastic;
 }
 
-/* f(P, G, M, SPLIT) for a combination. */
+/* f(P, G, M, STORE) for a combination. */
 template <class F> int with_part(const vlai_optim_part &part, F f)
 {
     return with_types(part.weight, part.gradient, part.moment, [&](auto tp, auto tg, auto tm) {
-        if constexpr (std::is_same_v<typename decltype(tp)::is, bf16>)
+        if constexpr (std::is_same_v<typename decltype(tp)::is, bf16>) {
             if (part.masters)
-                return f(tp, tg, tm, std::true_type{});
-        return f(tp, tg, tm, std::false_type{});
+                return f(tp, tg, tm, std::integral_constant<storing, SPLIT>{});
+            if constexpr (std::is_same_v<typename decltype(tm)::is, bf16>)
+                if (part.stochastic)
+                    return f(tp, tg, tm, std::integral_constant<storing, STOCHASTIC>{});
+        }
+        return f(tp, tg, tm, std::integral_constant<storing, NEAREST>{});
     });
 }
 
 bool adamw_fits(const vlai_cuda_call *call)
 {
-    return call->in[2].dtype == call->in[3].dtype && call->in[4].dtype == VLA_F64 && call->in[5].dtype == VLA_F64;
+    const vlai_cuda_tensor *in = call->in;
+    bool bf16_alone = in[0].dtype == VLA_BF16 && in[2].dtype == VLA_BF16 && !in[6].data;
+    return in[2].dtype == in[3].dtype && in[4].dtype == VLA_F64 && in[5].dtype == VLA_F64 && (!call->node->attrs.adamw.stochastic || bf16_alone);
 }
 
 } // namespace
@@ -353,8 +392,8 @@ extern "C" int vlai_cuda_adamw(const vlai_cuda_call *call)
     if (!adamw_fits(call))
         return (int)cudaErrorInvalidValue;
     adamw_record t = adamw_record_of(call);
-    return with_part(part_of(call), [&](auto tp, auto tg, auto tm, auto split) {
-        adamw_kernel<typename decltype(tp)::is, typename decltype(tg)::is, typename decltype(tm)::is, decltype(split)::value>
+    return with_part(part_of(call), [&](auto tp, auto tg, auto tm, auto how) {
+        adamw_kernel<typename decltype(tp)::is, typename decltype(tg)::is, typename decltype(tm)::is, decltype(how)::value>
             <<<chunks, THREADS, 0, stream_of(call)>>>(t, (const double *)call->in[4].data, (const double *)call->in[5].data);
         return launched();
     });
@@ -439,8 +478,8 @@ extern "C" int vlai_optim_launch(void *table, const vlai_optim_launch_plan *plan
                 return launched();
             });
         else
-            code = with_part(part, [&](auto tp, auto tg, auto tm, auto split) {
-                adamw_table_kernel<typename decltype(tp)::is, typename decltype(tg)::is, typename decltype(tm)::is, decltype(split)::value>
+            code = with_part(part, [&](auto tp, auto tg, auto tm, auto how) {
+                adamw_table_kernel<typename decltype(tp)::is, typename decltype(tg)::is, typename decltype(tm)::is, decltype(how)::value>
                     <<<part.chunks, THREADS, 0, stream>>>((const adamw_record *)table, chunks + part.first, plan->hyper, plan->clip);
                 return launched();
             });

@@ -22,7 +22,7 @@ enum { VLAI_OPTIM_CHUNK = 32768, VLAI_OPTIM_PARTS = 16 };
 /* Chunks of one combination of element types. */
 typedef struct vlai_optim_part {
     vla_dtype weight, gradient, moment; /* sum_squares: gradient alone */
-    int masters;                        /* low bits beside bf16 weights */
+    int masters, stochastic;            /* low bits beside bf16 weights; rounding of all three */
     uint32_t first, chunks;
 } vlai_optim_part;
 

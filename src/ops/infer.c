@@ -1,6 +1,7 @@
 /* Shape rules: one function per op. Each checks its operands and says what comes out; messages give the shapes. */
 #include "base/fail.h"
 #include "ops/op.h"
+#include "vla/run.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -594,7 +595,9 @@ RULE(adamw)
     (void)out;
     const vlai_value_info *p = operand(g, node, 0), *m = operand(g, node, 2), *v = operand(g, node, 3);
     WANT(same_shape(p, m) && same_shape(p, v) && (!present(node, 1) || same_shape(p, operand(g, node, 1))), "parameter, gradient and moments of one shape");
-    WANT(operand(g, node, 4)->dtype == VLA_F64 && operand(g, node, 4)->shape[0] >= 3 + node->attrs.adamw.group, "hyper f64 [bc1, bc2, lr...]");
+    WANT(operand(g, node, 4)->dtype == VLA_F64 && operand(g, node, 4)->shape[0] > VLA_HYPER_RATES + node->attrs.adamw.group, "hyper f64 [bc1, bc2, t, seed, lr...]");
+    WANT(!node->attrs.adamw.stochastic || (p->dtype == VLA_BF16 && m->dtype == VLA_BF16 && v->dtype == VLA_BF16 && !present(node, 6)),
+         "bf16 parameter and moments without low bits where rounding is stochastic");
     WANT(!present(node, 6) || (operand(g, node, 6)->dtype == VLA_U16 && same_shape(p, operand(g, node, 6))), "low bits u16 of the parameter's shape");
     return VLA_OK;
 }

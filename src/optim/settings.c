@@ -54,6 +54,14 @@ vla_adamw_options vlai_settings_adamw(const vlai_config *config)
     return o;
 }
 
+vla_numerics vlai_settings_numerics(const vlai_config *config, bool gpu)
+{
+    static const vla_numerics modes[] = {[VLAI_NUMERICS_FP32] = VLA_FP32, [VLAI_NUMERICS_BF16] = VLA_BF16_MASTER,
+                                         [VLAI_NUMERICS_BF16_SR] = VLA_BF16_SR, [VLAI_NUMERICS_BF16_PLAIN] = VLA_BF16_PLAIN};
+    int choice = config->training.numerics;
+    return choice == VLAI_NUMERICS_AUTO ? gpu ? VLA_BF16_MASTER : VLA_FP32 : modes[choice];
+}
+
 vlai_schedule vlai_settings_schedule(const vlai_config *config)
 {
     return (vlai_schedule){
@@ -73,9 +81,8 @@ double vlai_settings_peak(const vlai_config *config, int group)
 void vlai_settings_hyper(const vlai_config *config, int64_t step, int64_t applied, double *hyper)
 {
     vlai_schedule schedule = vlai_settings_schedule(config);
-    double t = (double)(applied + 1);
-    hyper[0] = 1.0 - pow(config->optimizer.betas.values[0], t);
-    hyper[1] = 1.0 - pow(config->optimizer.betas.values[1], t);
+    vla_adamw_options options = vlai_settings_adamw(config);
+    vla_hyper_fill(&options, (uint64_t)config->hyperparams.seed, applied, hyper);
     for (int g = 0; g < 1 + (int)config->optimizer.lr_groups.count; g++)
-        hyper[2 + g] = vlai_schedule_rate(&schedule, step, vlai_settings_peak(config, g));
+        hyper[VLA_HYPER_RATES + g] = vlai_schedule_rate(&schedule, step, vlai_settings_peak(config, g));
 }

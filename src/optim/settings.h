@@ -7,6 +7,8 @@
 #include "train/config.h"
 #include "vla/run.h"
 
+#include <stdbool.h>
+
 VLA_BEGIN_DECLS
 
 /* Learning-rate group of a parameter: 0 = base, 1 + i = entry i of optimizer.lr_groups, matched by substring. `config` is
@@ -18,7 +20,9 @@ vla_adamw_options vlai_settings_adamw(const vlai_config *config);
 vlai_schedule vlai_settings_schedule(const vlai_config *config);
 /* Peak rate of a group. */
 double vlai_settings_peak(const vlai_config *config, int group);
-/* hyper [2 + groups]: `step` counts scheduler steps from 0, `applied` optimiser updates before this one. */
+/* training.numerics; auto is bf16 with fp32 masters on a GPU, fp32 without. */
+vla_numerics vlai_settings_numerics(const vlai_config *config, bool gpu);
+/* All of hyper (VLA_HYPER_...): `step` counts scheduler steps from 0, `applied` optimiser updates before this one. */
 void vlai_settings_hyper(const vlai_config *config, int64_t step, int64_t applied, double *hyper);
 
 VLA_END_DECLS

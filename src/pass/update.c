@@ -5,6 +5,7 @@
 #include "graph/graph.h"
 #include "ops/op.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -83,7 +84,7 @@ static void add_update(vla_graph *g, const vla_store *store, const vla_gradient_
     int64_t with_gradient = 0, next = 0;
     for (size_t i = 0; i < store->count; i++)
         with_gradient += status[i] == VLA_GRADIENT_SOME;
-    vla_value hyper = vla_graph_input(g, "hyper", VLA_F64, 1, (int64_t[]){2 + options->groups});
+    vla_value hyper = vla_graph_input(g, "hyper", VLA_F64, 1, (int64_t[]){VLA_HYPER_RATES + options->groups});
     vla_value norms = vla_graph_input(g, "norms", VLA_F64, 1, &with_gradient);
     for (size_t i = 0; i < store->count; i++)
         if (status[i] == VLA_GRADIENT_SOME) {
@@ -96,7 +97,8 @@ static void add_update(vla_graph *g, const vla_store *store, const vla_gradient_
         if (status[i] == VLA_GRADIENT_NONE)
             continue;
         const vlai_param *p = &store->params[i];
-        vlai_attrs attrs = {.adamw = {options->beta1, options->beta2, options->eps, options->weight_decay, p->group}};
+        vlai_attrs attrs = {.adamw = {options->beta1, options->beta2, options->eps, options->weight_decay, vlai_hash_name(p->name), p->group,
+                                       store->numerics == VLA_BF16_SR && p->dtype[VLA_STORE_WEIGHT] == VLA_BF16}};
         vla_value operands[7] = {state_value(g, p, VLA_STORE_WEIGHT), gradient[i], state_value(g, p, VLA_STORE_M),
                                  state_value(g, p, VLA_STORE_V), hyper, clip, VLA_NONE};
         int n = 6;
@@ -142,6 +144,15 @@ vla_status vla_graph_step(vla_graph *g, const vla_store *store, vla_gradient_sta
     add_update(g, store, status, gradient, options);
     vlai_free(gradient);
     return vla_graph_check(g, err);
+}
+
+void vla_hyper_fill(const vla_adamw_options *options, uint64_t seed, int64_t applied, double *hyper)
+{
+    double t = (double)(applied + 1);
+    hyper[VLA_HYPER_BIAS1] = 1 - pow(options->beta1, t);
+    hyper[VLA_HYPER_BIAS2] = 1 - pow(options->beta2, t);
+    hyper[VLA_HYPER_UPDATE] = t;
+    hyper[VLA_HYPER_SEED] = (double)(seed & (((uint64_t)1 << 53) - 1));
 }
 
 vla_status vla_graph_adamw(const vla_store *store, const vla_gradient_status *status, const vla_adamw_options *options,

@@ -258,7 +258,9 @@
 
 /* ---- ours ---- */
 #define VLAI_OPTIONS_TRAINING(X)                                                                                       \
-    X(CHOICE, numerics, 0, 0, 0, WORKS, "auto|fp32|bf16; precision; auto = fp32 on a CPU, bf16 on a GPU")              \
+    X(CHOICE, numerics, 0, 0, 0, WORKS, "auto|fp32|bf16|bf16-sr|bf16-plain; precision; auto = fp32 on a CPU, bf16 on " \
+      "a GPU; bf16: fp32 masters and moments; bf16-sr: weights and moments in bf16, rounded stochastically; "          \
+      "bf16-plain: to nearest")                                                                                        \
     X(INT, threads, 0, 0, 4096, WORKS, "computing threads; 0 = one per core")
 
 #define VLAI_OPTIONS_MEMORY(X)                                                                                         \

@@ -464,11 +464,9 @@ static vla_status update(vla_trainer *t, vla_record *r, bool *finite, vla_error 
         *finite = true; /* no parameter has a gradient */
         return VLA_OK;
     }
-    double next = (double)(t->progress.updates + 1);
-    hyper[0] = 1 - pow(o->adamw.beta1, next);
-    hyper[1] = 1 - pow(o->adamw.beta2, next);
+    vla_hyper_fill(&o->adamw, o->seed, t->progress.updates, hyper);
     for (int g = 0; g < o->group_count; g++)
-        hyper[2 + g] = vlai_schedule_rate(&t->schedule, t->progress.step, o->groups[g].rate);
+        hyper[VLA_HYPER_RATES + g] = vlai_schedule_rate(&t->schedule, t->progress.step, o->groups[g].rate);
     VLA_TRY(vla_run_execute(run, err));
     const double *clip = vla_run_data(run, "clip");
     r->grad_norm = o->adamw.max_norm > 0 || !isfinite(clip[0]) ? clip[0] : 0;

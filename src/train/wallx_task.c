@@ -607,7 +607,7 @@ static vla_status make_options(vlai_wallx_task *t, vla_error *err)
     o.workers = c->data.num_workers;
     o.threads = (int)c->training.threads;
     o.seed = (uint64_t)c->hyperparams.seed;
-    o.numerics = c->training.numerics == VLAI_NUMERICS_BF16 ? VLA_BF16_MASTER : VLA_FP32;
+    o.numerics = vlai_settings_numerics(c, false);
     o.recompute = recompute_of(c);
     o.layout = vlai_switch_is_on("WALLX_PERF_ALLOC") ? VLA_MEMORY_LIFETIMES : VLA_MEMORY_FREE_LISTS;
     o.most_plans = vlai_switch_number("WALLX_PERF_COMPILE_RECOMP_LIMIT", 64);

@@ -125,7 +125,7 @@ static void variants_train(void **state)
 {
     (void)state;
     static const char *const variants[] = {
-        "--hyperparams.gradient_accumulation_steps=2", "--numerics bf16", "--data.padding=reference", "--data.validation_split=frame",
+        "--hyperparams.gradient_accumulation_steps=2", "--numerics bf16", "--numerics bf16-sr", "--data.padding=reference", "--data.validation_split=frame",
         "--hyperparams.gradient_accumulation_steps=2 --hyperparams.loss_normalization=global",
         "--data.mask_padded_actions=true --hyperparams.optimizer.train_action_expert_only=true "
         "--hyperparams.optimizer.action_expert_learning_rate=1.0e-3"};

@@ -113,14 +113,14 @@ static void set_variant(vla_trainer_options *o, int variant)
 {
     o->accumulation = variant == 1 || variant == 3 ? 3 : 1;
     o->global_loss = variant == 3;
-    o->numerics = variant == 2 ? VLA_BF16_MASTER : VLA_FP32;
+    o->numerics = variant == 2 ? VLA_BF16_MASTER : variant == 4 ? VLA_BF16_SR : VLA_FP32;
 }
 
 /* 20 steps = 10 + resume + 10, over an epoch's end, with other workers and threads, with and without accumulation. */
 static void resume_is_exact(void **state)
 {
     (void)state;
-    for (int variant = 0; variant < 4; variant++) {
+    for (int variant = 0; variant < 5; variant++) {
         vla_error err = VLA_ERROR_INIT;
         char whole[64], parts[64];
         snprintf(whole, sizeof whole, "whole%d", variant);
@@ -203,6 +203,41 @@ static void it_learns(void **state)
     print_message("loss %g -> %g, held out %g\n", first.loss, last.loss, held.loss);
     assert_true(last.loss < 0.05 * first.loss);
     vla_trainer_destroy(trainer);
+}
+
+/* The held-out loss after many small steps. */
+static double held_out(vla_numerics numerics, const char *run, const vla_lr_group *group, int64_t steps)
+{
+    vla_error err = VLA_ERROR_INIT;
+    vla_trainer_options o = toy_options(run);
+    o.steps = steps;
+    o.batch = 8;
+    o.groups = group;
+    o.numerics = numerics;
+    toy t = plain;
+    vla_model model = toy_model(&t);
+    vla_samples samples = toy_samples(&t, 200), validation = toy_samples(&t, 50);
+    vla_trainer *trainer;
+    vla_record r;
+    assert_ok(vla_trainer_create(&model, &samples, &validation, &o, &trainer, &err), err);
+    while (vla_trainer_steps_done(trainer) < steps)
+        assert_ok(vla_trainer_step(trainer, &r, &err), err);
+    assert_ok(vla_trainer_validate(trainer, &r, &err), err);
+    vla_trainer_destroy(trainer);
+    return r.loss;
+}
+
+/* Steps of about a thousandth of a weight are below half a bf16 unit: rounding to nearest loses most of them, stochastic
+ * rounding reaches what fp32 reaches (within 5 %). */
+static void stochastic_rounding_learns(void **state)
+{
+    (void)state;
+    vla_lr_group fine = {"base", 5e-4};
+    double fp32 = held_out(VLA_FP32, at("fine-fp32"), &fine, 2000), sr = held_out(VLA_BF16_SR, at("fine-sr"), &fine, 2000);
+    double nearest = held_out(VLA_BF16_PLAIN, at("fine-plain"), &fine, 2000);
+    print_message("held out: fp32 %g, bf16-sr %g, rounded to nearest %g\n", fp32, sr, nearest);
+    assert_true(fabs(sr - fp32) <= 0.05 * fp32);
+    assert_true(nearest > 3 * fp32);
 }
 
 /* A step allocates nothing once its plans exist. */
@@ -500,6 +535,7 @@ int main(void)
         cmocka_unit_test(same_seed_same_bits),
         cmocka_unit_test(metrics_have_no_duplicates),
         cmocka_unit_test(it_learns),
+        cmocka_unit_test(stochastic_rounding_learns),
         cmocka_unit_test(steps_allocate_nothing),
         cmocka_unit_test(bad_values_are_skipped),
         cmocka_unit_test(bad_gradients_are_skipped),

@@ -298,7 +298,7 @@ static void optim(void)
                             if (kind == 0 || kind == 3)
                                 low = low_bits(&weight);
                             CHECK(adamw, a, exact, OPERANDS(weight, gradient, reals_of(m, 1e-2, SHAPE1(n)), moments(m, n),
-                                                            doubles(4, (double[]){0.271, 0.1426, 1e-3, 3e-4}),
+                                                            doubles(6, (double[]){0.271, 0.1426, 3, 17, 1e-3, 3e-4}),
                                                             doubles(3, (double[]){4.1, 0.24, skip ? 0 : 1}), low),
                                   .writes = 0x4D);
                         }

@@ -14,18 +14,21 @@ enum { MAX = 256, OPERAND_COUNT = 7 };
 typedef struct mode {
     const char *name;
     vla_dtype weight, gradient, moment; /* gradient VLA_DTYPE_NONE: left out */
-    int masters;
+    int masters, stochastic;
 } mode;
 
 static const mode MODES[] = {
-    {"masters", VLA_BF16, VLA_BF16, VLA_F32, 1},
-    {"masters, fp32 gradient", VLA_BF16, VLA_F32, VLA_F32, 1},
-    {"masters, no gradient", VLA_BF16, VLA_DTYPE_NONE, VLA_F32, 1},
-    {"bf16", VLA_BF16, VLA_BF16, VLA_BF16, 0},
-    {"bf16, fp32 gradient", VLA_BF16, VLA_F32, VLA_BF16, 0},
-    {"bf16, no gradient", VLA_BF16, VLA_DTYPE_NONE, VLA_BF16, 0},
-    {"fp32", VLA_F32, VLA_F32, VLA_F32, 0},
-    {"fp32, bf16 gradient", VLA_F32, VLA_BF16, VLA_F32, 0},
+    {"masters", VLA_BF16, VLA_BF16, VLA_F32, 1, 0},
+    {"masters, fp32 gradient", VLA_BF16, VLA_F32, VLA_F32, 1, 0},
+    {"masters, no gradient", VLA_BF16, VLA_DTYPE_NONE, VLA_F32, 1, 0},
+    {"bf16", VLA_BF16, VLA_BF16, VLA_BF16, 0, 0},
+    {"bf16, fp32 gradient", VLA_BF16, VLA_F32, VLA_BF16, 0, 0},
+    {"bf16, no gradient", VLA_BF16, VLA_DTYPE_NONE, VLA_BF16, 0, 0},
+    {"stochastic", VLA_BF16, VLA_BF16, VLA_BF16, 0, 1},
+    {"stochastic, fp32 gradient", VLA_BF16, VLA_F32, VLA_BF16, 0, 1},
+    {"stochastic, no gradient", VLA_BF16, VLA_DTYPE_NONE, VLA_BF16, 0, 1},
+    {"fp32", VLA_F32, VLA_F32, VLA_F32, 0, 0},
+    {"fp32, bf16 gradient", VLA_F32, VLA_BF16, VLA_F32, 0, 0},
 };
 enum { MODE_COUNT = sizeof MODES / sizeof *MODES };
 
@@ -45,7 +48,8 @@ static const char *const OPERAND[OPERAND_COUNT] = {"the weight", "the gradient",
 static void make(update *u, const mode *m, int64_t n, int index, tensor hyper, tensor clip)
 {
     *u = (update){.mode = m, .node = {.op = VLAI_OP_adamw, .attrs.adamw = {.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1,
-                                                                           .group = index % 2}}};
+                                                                           .group = index % 2, .stochastic = m->stochastic,
+                                                                           .key = (uint64_t)index * 0x9E3779B97F4A7C15u}}};
     u->in[0] = reals(m->weight, SHAPE1(n));
     u->in[1] = reals(m->gradient ? m->gradient : VLA_BF16, SHAPE1(n));
     u->in[2] = reals_of(m->moment, 1e-2, SHAPE1(n));
@@ -171,7 +175,7 @@ static void adamw(int shifted, int skip)
     static update u[MAX];
     static vlai_cuda_call calls[MAX];
     int count = 0;
-    tensor hyper = doubles(4, (double[]){0.271, 0.1426, 1e-3, 3e-4}), clip = doubles(3, (double[]){4.1, 0.24, skip ? 0 : 1});
+    tensor hyper = doubles(6, (double[]){0.271, 0.1426, 3, 12345678901, 1e-3, 3e-4}), clip = doubles(3, (double[]){4.1, 0.24, skip ? 0 : 1});
     for (int s = 0; s < SIZE_COUNT; s++)
         for (int m = 0; m < MODE_COUNT; m++, count++)
             make(&u[count], &MODES[m], SIZES[s], count, hyper, clip);

@@ -1,6 +1,8 @@
 /* The update: copy, accumulate, sum_squares, clip_factor and adamw on every storage type that they take. */
 #include "kernel_test.h"
 
+#include "vla/run.h"
+
 enum { N = 140001, MAX_THREADS = 3 }; /* more than two tiles, and odd */
 
 static const vla_dtype STORED[] = {VLA_F32, VLA_F64, VLA_BF16};
@@ -121,7 +123,7 @@ static const double BETA1 = 0.9, BETA2 = 0.95, EPS = 1e-8, DECAY = 0.1;
 static update make_update(cases *c, vla_dtype param, vla_dtype grad, vla_dtype moments, bool with_low, double finite)
 {
     update u = {stored(c, param, N), stored(c, grad, N),      stored(c, moments, N),          stored(c, moments, N),
-                stored(c, VLA_F64, 4), stored(c, VLA_F64, 3), {NULL, VLA_U16, 1, {N}, N}};
+                stored(c, VLA_F64, 6), stored(c, VLA_F64, 3), {NULL, VLA_U16, 1, {N}, N}};
     if (with_low)
         u.low.data = case_alloc(c, N * sizeof(uint16_t));
     for (int64_t i = 0; i < N; i++) {
@@ -132,10 +134,12 @@ static update make_update(cases *c, vla_dtype param, vla_dtype grad, vla_dtype m
         if (with_low)
             ((uint16_t *)u.low.data)[i] = (uint16_t)random_bits(c);
     }
-    set(&u.hyper, 0, 1 - pow(BETA1, 3));
-    set(&u.hyper, 1, 1 - pow(BETA2, 3));
-    set(&u.hyper, 2, 1e9); /* another group's */
-    set(&u.hyper, 3, 1e-2);
+    set(&u.hyper, VLA_HYPER_BIAS1, 1 - pow(BETA1, 3));
+    set(&u.hyper, VLA_HYPER_BIAS2, 1 - pow(BETA2, 3));
+    set(&u.hyper, VLA_HYPER_UPDATE, 3);
+    set(&u.hyper, VLA_HYPER_SEED, 7);
+    set(&u.hyper, VLA_HYPER_RATES, 1e9); /* another group's */
+    set(&u.hyper, VLA_HYPER_RATES + 1, 1e-2);
     set(&u.clip, 0, 4);
     set(&u.clip, 1, 0.25);
     set(&u.clip, 2, finite);
@@ -154,16 +158,21 @@ static double master(const update *u, int64_t i)
     return (double)value;
 }
 
-static void run_update(const update *u, bool wide, int threads)
+static void run_node(const update *u, const vlai_node *node, bool wide, int threads)
 {
     vla_error err;
     vlai_pool *pool;
     assert_ok(vlai_pool_create(threads, &pool, &err), err);
-    vlai_node node = {.op = VLAI_OP_adamw,
-                      .attrs.adamw = {.beta1 = BETA1, .beta2 = BETA2, .eps = EPS, .weight_decay = DECAY, .group = 1}};
-    vlai_cpu_call call = {.node = &node, .pool = pool, .in = {u->p, u->g, u->m, u->v, u->hyper, u->clip, u->low}};
+    vlai_cpu_call call = {.node = node, .pool = pool, .in = {u->p, u->g, u->m, u->v, u->hyper, u->clip, u->low}};
     (wide ? vlai_cpu_adamw_double : vlai_cpu_adamw_float)(&call);
     vlai_pool_destroy(pool);
+}
+
+static void run_update(const update *u, bool wide, int threads)
+{
+    vlai_node node = {.op = VLAI_OP_adamw,
+                      .attrs.adamw = {.beta1 = BETA1, .beta2 = BETA2, .eps = EPS, .weight_decay = DECAY, .group = 1}};
+    run_node(u, &node, wide, threads);
 }
 
 static void check_update(vla_dtype param, vla_dtype grad, vla_dtype moments, bool with_low, bool with_grad)
@@ -235,6 +244,63 @@ static void test_adamw_skips(void **state)
     vlai_arena_fini(&again.arena);
 }
 
+/* Of each element the fp32 result or a neighbour in bf16, right in the mean over the updates; zeros stay zeros. */
+static void test_adamw_stochastic(void **state)
+{
+    (void)state;
+    enum { UPDATES = 300, ZEROS = 5 };
+    vlai_node node = {.op = VLAI_OP_adamw, .attrs.adamw = {.beta1 = BETA1, .beta2 = BETA2, .eps = EPS, .weight_decay = DECAY, .group = 1, .key = 5}};
+    static double want[3][N], mean[3][N];
+    double sum[3] = {0}, weight[3] = {0};
+    cases c = {.state = 4};
+    update exact = make_update(&c, VLA_F32, VLA_F32, VLA_F32, false, 1), start = make_update(&c, VLA_BF16, VLA_BF16, VLA_BF16, false, 1);
+    const vlai_cpu_tensor *from[4] = {&start.p, &start.g, &start.m, &start.v};
+    vlai_cpu_tensor *to[4] = {&exact.p, &exact.g, &exact.m, &exact.v};
+    for (int k = 0; k < 4; k++)
+        for (int64_t i = 0; i < N; i++) {
+            if (i < ZEROS)
+                set(&(vlai_cpu_tensor){from[k]->data, VLA_BF16, 1, {N}, N}, i, 0);
+            set(to[k], i, get(from[k], i));
+        }
+    run_update(&exact, false, 1);
+    node.attrs.adamw.stochastic = 1;
+    for (int u = 0; u < UPDATES; u++) {
+        cases fresh = {.state = 4};
+        update one = start, two = start;
+        vlai_cpu_tensor *a[3] = {&one.p, &one.m, &one.v}, *b[3] = {&two.p, &two.m, &two.v};
+        set(&one.hyper, VLA_HYPER_UPDATE, u + 1);
+        for (int k = 0; k < 3; k++) {
+            a[k]->data = memcpy(case_alloc(&fresh, N * 2), a[k]->data, N * 2);
+            b[k]->data = memcpy(case_alloc(&fresh, N * 2), b[k]->data, N * 2);
+        }
+        run_node(&one, &node, false, 1);
+        if (u < 3) {
+            run_node(&two, &node, false, MAX_THREADS);
+            for (int k = 0; k < 3; k++)
+                assert_memory_equal(a[k]->data, b[k]->data, N * 2);
+        }
+        for (int k = 0; k < 3; k++)
+            for (int64_t i = 0; i < N; i++) {
+                want[k][i] = get(k == 0 ? &exact.p : k == 1 ? &exact.m : &exact.v, i);
+                assert_true(fabs(get(a[k], i) - want[k][i]) <= 0x1p-7 * fabs(want[k][i])); /* less than a unit */
+                mean[k][i] += get(a[k], i) / UPDATES;
+            }
+        vlai_arena_fini(&fresh.arena);
+    }
+    for (int k = 0; k < 3; k++) {
+        for (int64_t i = 0; i < N; i++) {
+            double unit_here = 0x1p-7 * fabs(want[k][i]) + 1e-300; /* at least the distance of the neighbours */
+            if (i < ZEROS)
+                assert_true(want[k][i] == 0 && mean[k][i] == 0);
+            assert_true(fabs(mean[k][i] - want[k][i]) <= 5 * unit_here * 0.5 / sqrt(UPDATES));
+            sum[k] += (mean[k][i] - want[k][i]) / unit_here;
+            weight[k] += 0.25 / UPDATES;
+        }
+        assert_true(fabs(sum[k]) <= 5 * sqrt(weight[k])); /* nor is there a bias that single elements hide */
+    }
+    vlai_arena_fini(&c.arena);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -242,6 +308,7 @@ int main(void)
         cmocka_unit_test(test_norm),
         cmocka_unit_test(test_adamw),
         cmocka_unit_test(test_adamw_skips),
+        cmocka_unit_test(test_adamw_stochastic),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
