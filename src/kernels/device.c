@@ -29,8 +29,21 @@ const char *vlai_device_error(int code)
     return cudaGetErrorString((cudaError_t)code);
 }
 
+static _Atomic uint64_t allocations, synchronizations, waits;
+
+vlai_device_counts vlai_device_counts_get(void)
+{
+    return (vlai_device_counts){allocations, synchronizations, waits};
+}
+
+int vlai_device_memory(size_t *free, size_t *total)
+{
+    return (int)cudaMemGetInfo(free, total);
+}
+
 int vlai_device_alloc(size_t bytes, void **device)
 {
+    allocations++;
     *device = NULL;
     return (int)cudaMalloc(device, bytes ? bytes : 1);
 }
@@ -43,6 +56,7 @@ void vlai_device_free(void *device)
 
 int vlai_device_pinned_alloc(size_t bytes, void **host)
 {
+    allocations++;
     *host = NULL;
     return (int)cudaMallocHost(host, bytes ? bytes : 1);
 }
@@ -66,6 +80,7 @@ void vlai_device_stream_destroy(void *stream)
 
 int vlai_device_synchronize(void *stream)
 {
+    synchronizations++;
     return (int)cudaStreamSynchronize((cudaStream_t)stream);
 }
 
@@ -82,6 +97,29 @@ int vlai_device_download(void *host, const void *device, size_t bytes, void *str
 int vlai_device_zero(void *device, size_t bytes, void *stream)
 {
     return (int)cudaMemsetAsync(device, 0, bytes, (cudaStream_t)stream);
+}
+
+int vlai_device_copy(void *to, const void *from, size_t bytes, void *stream)
+{
+    return (int)cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, (cudaStream_t)stream);
+}
+
+int vlai_device_wait(void *stream, void *event)
+{
+    return (int)cudaStreamWaitEvent((cudaStream_t)stream, (cudaEvent_t)event, 0);
+}
+
+int vlai_device_event_synchronize(void *event)
+{
+    if (cudaEventQuery((cudaEvent_t)event) == cudaSuccess)
+        return 0;
+    waits++;
+    return (int)cudaEventSynchronize((cudaEvent_t)event);
+}
+
+int vlai_device_fence_create(void **event)
+{
+    return (int)cudaEventCreateWithFlags((cudaEvent_t *)event, cudaEventDisableTiming);
 }
 
 int vlai_device_capture_begin(void *stream)

@@ -5,6 +5,9 @@
 
 #include "vla/api.h"
 
+#include <stddef.h>
+#include <stdint.h>
+
 VLA_BEGIN_DECLS
 
 typedef struct vlai_device_info {
@@ -30,6 +33,20 @@ int vlai_device_synchronize(void *stream);
 int vlai_device_upload(void *device, const void *host, size_t bytes, void *stream);
 int vlai_device_download(void *host, const void *device, size_t bytes, void *stream);
 int vlai_device_zero(void *device, size_t bytes, void *stream);
+int vlai_device_copy(void *to, const void *from, size_t bytes, void *stream); /* within the device */
+
+/* Makes what is launched on `stream` from now on wait for the event. */
+int vlai_device_wait(void *stream, void *event);
+int vlai_device_event_synchronize(void *event); /* the host waits */
+
+/* What may not happen while steps run: calls so far, of this process. `waits`: times the host waited for an event. */
+typedef struct vlai_device_counts {
+    uint64_t allocations, synchronizations, waits;
+} vlai_device_counts;
+vlai_device_counts vlai_device_counts_get(void);
+
+/* Bytes of device memory that the driver has free, and the total. */
+int vlai_device_memory(size_t *free, size_t *total);
 
 /* Capture of what is launched on a stream into a graph that can be replayed. */
 int vlai_device_capture_begin(void *stream);
@@ -37,7 +54,8 @@ int vlai_device_capture_end(void *stream, void **graph);
 int vlai_device_replay(void *graph, void *stream);
 void vlai_device_graph_destroy(void *graph);
 
-int vlai_device_event_create(void **event);
+int vlai_device_event_create(void **event); /* with time */
+int vlai_device_fence_create(void **event); /* an event without time: cheaper, for order alone */
 void vlai_device_event_destroy(void *event);
 int vlai_device_event_record(void *event, void *stream);
 int vlai_device_event_elapsed(void *start, void *end, float *milliseconds); /* waits for `end` */

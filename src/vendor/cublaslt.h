@@ -1,28 +1,52 @@
-/* Matrix products by cuBLASLt: descriptors and the algorithm are chosen once, at plan build, and kept with the node.
+/* Matrix products by cuBLASLt: descriptors and the algorithm are chosen once, when a run is bound, and kept with the node.
  *
- * Row-major c [M,N] = op(a) op(b) (+ bias [N]). Operands bf16 or fp32 of one type, accumulation fp32 (no TF32), result bf16
- * or fp32; the bias is added before the one rounding. */
+ * Row-major c [M,N] = op(a) op(b) (+ bias [N]) (+ residual [M,N]), and on demand sums [M] = sums of op(a) over K. Operands
+ * bf16 or fp32 of one type, accumulation fp32 (no TF32), result bf16 or fp32; bias and residual are added before the one
+ * rounding. No algorithm that adds with atomics is taken, so that a choice gives the same bits each time. */
 #ifndef VLAI_CUBLASLT_H
 #define VLAI_CUBLASLT_H
 
 #include "vla/dtype.h"
 
+#include <stddef.h>
+
 VLA_BEGIN_DECLS
 
 typedef struct vlai_gemm_shape {
     int64_t m, n, k;
-    int transpose_a, transpose_b, bias;
-    vla_dtype operand, result, bias_type;
+    int transpose_a, transpose_b, bias, residual, sums;
+    vla_dtype operand, result, bias_type; /* bias_type: also of the sums */
 } vlai_gemm_shape;
+
+/* An algorithm as the library's opaque bytes; choices are kept on disk and in checkpoints. */
+typedef struct vlai_gemm_choice {
+    uint64_t words[8];
+    uint64_t workspace; /* bytes that it needs */
+} vlai_gemm_choice;
 
 typedef struct vlai_gemm vlai_gemm;
 
+/* Pointers of one product. bias: read, or with `sums` written. */
+typedef struct vlai_gemm_operands {
+    const void *a, *b, *residual;
+    void *bias, *c;
+} vlai_gemm_operands;
+
 int vlai_cublaslt_open(void **handle);
 void vlai_cublaslt_close(void *handle);
-/* The heuristic's first algorithm that fits `workspace` bytes. 0, or the library's status. */
+size_t vlai_cublaslt_version(void);
+/* Descriptors, with the heuristic's first algorithm that fits `workspace` bytes. 0, or the library's status;
+ * CUBLAS_STATUS_NOT_SUPPORTED (15) when there is none. */
 int vlai_cublaslt_prepare(void *handle, const vlai_gemm_shape *shape, size_t workspace, vlai_gemm **out);
 void vlai_cublaslt_release(vlai_gemm *gemm);
-int vlai_cublaslt_run(const vlai_gemm *gemm, const void *a, const void *b, const void *bias, void *c, void *workspace, void *stream);
+int vlai_cublaslt_run(const vlai_gemm *gemm, const vlai_gemm_operands *operands, void *workspace, void *stream);
+/* Times up to `most` of the heuristic's algorithms on the operands (contents of c are lost; random data gives honest
+ * times) and takes the fastest. milliseconds (may be NULL): its median time. Waits for the device. */
+int vlai_cublaslt_search(vlai_gemm *gemm, const vlai_gemm_operands *operands, int most, void *workspace, void *stream,
+                         float *milliseconds);
+void vlai_cublaslt_choice_get(const vlai_gemm *gemm, vlai_gemm_choice *out);
+/* Takes a choice made earlier for this shape; status when this library does not accept it. */
+int vlai_cublaslt_choice_set(vlai_gemm *gemm, const vlai_gemm_choice *choice);
 const char *vlai_cublaslt_error(int code);
 
 VLA_END_DECLS
