@@ -29,6 +29,16 @@ typedef enum vla_memory_layout { VLA_MEMORY_FREE_LISTS, VLA_MEMORY_LIFETIMES } v
 /* Where nodes are joined into fused operations: in the layers of the vision tower, and everywhere else. */
 enum { VLA_FUSE_MODEL = 1, VLA_FUSE_VISUAL = 2 };
 
+/* What a GPU may do to be fast; without any it runs one kernel per node, one after the other, and the first algorithm that
+ * the library proposes for a product. None of them makes two runs differ. */
+enum {
+    VLA_FAST_SEARCH = 1, /* times algorithms of matrix products when a run is bound, and keeps the choices on disk */
+    VLA_FAST_REPLAY = 2, /* captures the plan's launches once and replays them */
+    VLA_FAST_UPDATE = 4, /* one launch for the update of all tensors of one type */
+    VLA_FAST_LANES = 8,  /* small work beside the main work */
+    VLA_FAST_ALL = 15
+};
+
 typedef struct vla_plan_options {
     size_t size; /* of this struct */
     vla_numerics numerics;
@@ -37,9 +47,10 @@ typedef struct vla_plan_options {
     unsigned fuse;      /* VLA_FUSE_MODEL | VLA_FUSE_VISUAL; 0: one kernel per operation */
     int visual_layers;  /* layers below this one are the vision tower's */
     int fast_attention; /* 0: attention kernels whose sums have a fixed order; 1: the fastest */
+    unsigned fast;      /* mask of VLA_FAST_*; the CPU has no use for it */
 } vla_plan_options;
 
-#define VLA_PLAN_OPTIONS_DEFAULT {sizeof(vla_plan_options), VLA_FP32, VLA_RECOMPUTE_NONE, VLA_MEMORY_LIFETIMES, 0, 0, 0}
+#define VLA_PLAN_OPTIONS_DEFAULT {sizeof(vla_plan_options), VLA_FP32, VLA_RECOMPUTE_NONE, VLA_MEMORY_LIFETIMES, 0, 0, 0, 0}
 
 typedef struct vla_plan vla_plan;
 

@@ -94,6 +94,16 @@ VLA_API int vla_executor_threads(const vla_executor *executor);
 /* Makes the arena large enough for a plan; runs made before stay valid only if it did not grow, so reserve first. */
 VLA_API vla_status vla_executor_reserve(vla_executor *executor, const vla_plan *plan, vla_error *err);
 VLA_API size_t vla_executor_bytes(const vla_executor *executor);
+/* The most device memory that this executor and stores on it may hold, as on a smaller card; 0: no limit of our own.
+ * Nothing on the CPU. vla_executor_held: what they hold now. */
+VLA_API void vla_executor_limit(vla_executor *executor, size_t bytes);
+VLA_API size_t vla_executor_held(const vla_executor *executor);
+/* Algorithms chosen by timing decide bits, so a run that must go on exactly takes its choices along: text, to be released
+ * with free() of the C library; empty when nothing was chosen. adopt: before runs are created; lines that
+ * are not understood are an error, choices that this machine's library refuses are made anew (the run then differs by
+ * rounding). */
+VLA_API vla_status vla_executor_choices(const vla_executor *executor, char **text, vla_error *err);
+VLA_API vla_status vla_executor_adopt(vla_executor *executor, const char *text, vla_error *err);
 
 VLA_API vla_status vla_run_create(vla_executor *executor, const vla_plan *plan, vla_store *store, vla_run **out,
                                   vla_error *err);

@@ -5,7 +5,9 @@
 
 #include "base/pool.h"
 #include "cpu/cpu.h"
+#include "base/text.h"
 #include "exec/plan.h"
+#include "exec/profile.h"
 #include "vla/run.h"
 
 typedef struct vlai_backend {
@@ -21,9 +23,13 @@ typedef struct vlai_backend {
     vla_status (*submit)(vla_run *run, vla_error *err);
     vla_status (*wait)(vla_run *run, vla_error *err);
     vla_status (*other_inputs)(vla_run *run, vla_error *err);
+    vla_status (*profile)(vla_run *run, int repeats, vlai_profile *out, vla_error *err);
+    /* Choices of algorithms that decide bits, as lines of text; see vla_executor_choices. */
+    vla_status (*choices)(const vla_executor *ex, vlai_text *out, vla_error *err);
+    vla_status (*adopt)(vla_executor *ex, const char *text, vla_error *err);
     /* The store's second home; NULL for the CPU. */
     vla_status (*store_alloc)(vla_executor *ex, size_t bytes, void **device, vla_error *err);
-    void (*store_free)(vla_executor *ex, void *device);
+    void (*store_free)(vla_executor *ex, void *device, size_t bytes);
     vla_status (*store_zero)(vla_executor *ex, void *device, size_t bytes, vla_error *err);
     vla_status (*store_copy)(vla_executor *ex, void *device, void *host, size_t bytes, int to_device, vla_error *err);
 } vlai_backend;
@@ -34,6 +40,7 @@ struct vla_executor {
     vlai_pool *pool;
     char *arena, *workspace, *thread_workspace, *widen;
     size_t arena_bytes, workspace_bytes, per_thread, widen_bytes;
+    size_t allocated, limit; /* device memory held, and the most that may be (0: all that there is) */
     void *state; /* of the backend */
 };
 

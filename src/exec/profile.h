@@ -1,4 +1,4 @@
-/* Where a run's time goes, on the CPU: by operation, and what its matrix products alone would take. */
+/* Where a run's time goes: by operation, and what its matrix products alone would take. */
 #ifndef VLAI_PROFILE_H
 #define VLAI_PROFILE_H
 
@@ -7,16 +7,28 @@
 
 VLA_BEGIN_DECLS
 
+/* Launches of one kind: the same operation on the same shapes and types. */
+typedef struct vlai_profile_row {
+    const vlai_node *node; /* one of them */
+    int64_t calls;         /* per execution */
+    double seconds;        /* per execution, all calls */
+    double flops, bytes;   /* per execution; bytes: every operand and result once */
+} vlai_profile_row;
+
 typedef struct vlai_profile {
     double seconds[VLAI_OP_COUNT]; /* per execution, mean */
     int64_t calls[VLAI_OP_COUNT];  /* per execution */
     double total;                  /* median time of a whole execution */
     double matmul_alone;           /* median time of its matrix products run back to back, same operands and threads */
     double flops_matmul;
+    vlai_profile_row *rows; /* on a device; slowest first, NULL on the CPU. vlai_profile_fini */
+    size_t n_rows;
 } vlai_profile;
 
-/* Executes `repeats` times (at least 3 are sensible). Contents of inputs must be valid; results are those of a usual run. */
+/* Executes `repeats` times (at least 3 are sensible). Contents of inputs must be valid; results are those of a usual run. On
+ * a device the launches are timed one by one, by events, on one stream; `total` is of usual executions. */
 vla_status vlai_run_profile(vla_run *run, int repeats, vlai_profile *out, vla_error *err);
+void vlai_profile_fini(vlai_profile *profile);
 
 VLA_END_DECLS
 

@@ -73,6 +73,44 @@ size_t vla_executor_bytes(const vla_executor *ex)
     return ex->arena_bytes + ex->workspace_bytes + ex->per_thread * (size_t)ex->threads + ex->widen_bytes;
 }
 
+void vla_executor_limit(vla_executor *ex, size_t bytes)
+{
+    ex->limit = bytes;
+}
+
+size_t vla_executor_held(const vla_executor *ex)
+{
+    return ex->allocated;
+}
+
+vla_status vla_executor_choices(const vla_executor *ex, char **text, vla_error *err)
+{
+    vlai_text out = {0};
+    vla_status status = ex->backend->choices ? ex->backend->choices(ex, &out, err) : VLA_OK;
+    if (status == VLA_OK)
+        status = vlai_text_status(&out, err);
+    *text = status == VLA_OK ? strdup(out.data ? out.data : "") : NULL;
+    vlai_text_fini(&out);
+    return status == VLA_OK && !*text ? vlai_nomem(err, 1) : status;
+}
+
+vla_status vla_executor_adopt(vla_executor *ex, const char *text, vla_error *err)
+{
+    return ex->backend->adopt ? ex->backend->adopt(ex, text, err) : VLA_OK;
+}
+
+vla_status vlai_run_profile(vla_run *run, int repeats, vlai_profile *out, vla_error *err)
+{
+    *out = (vlai_profile){0};
+    return run->executor->backend->profile(run, repeats, out, err);
+}
+
+void vlai_profile_fini(vlai_profile *profile)
+{
+    vlai_free(profile->rows);
+    profile->rows = NULL;
+}
+
 /* A parameter or state value finds its tensor in the store. */
 static vla_status bind_persistent(const vla_executor *ex, const vlai_value_info *v, const vla_store *store, void **data, vla_error *err)
 {

@@ -169,20 +169,14 @@ static void *cpu_data(const vla_run *run, vla_value v)
     return run->data[v];
 }
 
-const vlai_backend vlai_backend_cpu = {.name = "cpu", .open = cpu_open, .close = cpu_close, .reserve = cpu_reserve, .bind = cpu_bind,
-                                       .unbind = cpu_unbind, .execute = cpu_execute, .data = cpu_data};
-
 static int by_value(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
 }
 
-vla_status vlai_run_profile(vla_run *run, int repeats, vlai_profile *out, vla_error *err)
+static vla_status cpu_profile(vla_run *run, int repeats, vlai_profile *out, vla_error *err)
 {
-    *out = (vlai_profile){0};
-    if (run->executor->backend != &vlai_backend_cpu)
-        return vlai_fail(err, VLA_E_UNSUPPORTED, "profile by operation: on the device cpu only");
     const vla_graph *g = run->plan->graph;
     double *totals = vlai_calloc((size_t)repeats * 2 + 2, sizeof *totals), *alone = totals + repeats;
     if (!totals)
@@ -219,3 +213,6 @@ vla_status vlai_run_profile(vla_run *run, int repeats, vlai_profile *out, vla_er
     vlai_free(totals);
     return VLA_OK;
 }
+
+const vlai_backend vlai_backend_cpu = {.name = "cpu", .open = cpu_open, .close = cpu_close, .reserve = cpu_reserve, .bind = cpu_bind,
+                                       .unbind = cpu_unbind, .execute = cpu_execute, .data = cpu_data, .profile = cpu_profile};

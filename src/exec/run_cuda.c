@@ -1,92 +1,169 @@
-/* One CUDA device: an arena and scratch in device memory, launches resolved once, everything on one stream. Results that
- * have a name are fetched into host memory when they are asked for.
+/* One CUDA device: an arena and scratch in device memory, launches resolved once, on one stream or in two lanes, replayed
+ * from a captured graph when the plan's options say so.
  *
- * The plain path: one kernel per node, nothing overlapped, no capture. The asynchronous state is checked once per run. */
+ * An execution: inputs go from one of two pinned host copies over their own stream to staging memory, from there in one
+ * copy to the start of the arena; then the launches; then small results to pinned memory. Nothing is allocated and the host
+ * waits for nothing but, in `wait`, the event at the end of an execution. Next: exec/cuda_profile.c. */
 #ifdef VLA_CUDA
 
+#include "exec/cuda_run.h"
+
 #include "base/fail.h"
+#include "base/io.h"
 #include "base/memory.h"
-#include "exec/executor.h"
-#include "kernels/cuda.h"
-#include "kernels/device.h"
+#include "kernels/gemm_choices.h"
 #include "vendor/cublaslt.h"
 
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
-typedef struct {
-    vlai_device_info info;
-    void *stream, *cublaslt;
-} device;
+enum {
+    SMALL_RESULT = 256 << 10, /* bytes up to which a named result is fetched after every execution */
+    SEARCHED = 16,            /* algorithms timed per product */
+    PATH = 4096
+};
 
-typedef struct {
-    vlai_cuda_call *calls;
-    void **mirror; /* per value: pinned host memory of inputs and named results */
-} resolved;
-
-static vla_status failed(vla_error *err, int code, const char *what)
+vla_status vlai_cuda_failed(vla_error *err, int code, const char *what)
 {
     return code >= 100000 ? vlai_fail(err, VLA_E_CUDA, "%s: cuBLASLt: %s", what, vlai_cublaslt_error(code - 100000))
                           : vlai_fail(err, VLA_E_CUDA, "%s: CUDA: %s", what, vlai_device_error(code));
 }
 
+/* ---- device ---- */
+
+/* $VLA_CACHE_DIR, $XDG_CACHE_HOME/vla or ~/.cache/vla; false when none is known. */
+static bool cache_file(const vlai_cuda_device *d, char *path, size_t size)
+{
+    char dir[PATH - 300], device[sizeof d->info.name];
+    const char *own = getenv("VLA_CACHE_DIR"), *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    if (own && *own)
+        snprintf(dir, sizeof dir, "%s", own);
+    else if (xdg && *xdg)
+        snprintf(dir, sizeof dir, "%s/vla", xdg);
+    else if (home && *home)
+        snprintf(dir, sizeof dir, "%s/.cache/vla", home);
+    else
+        return false;
+    snprintf(device, sizeof device, "%s", d->info.name);
+    for (char *c = device; *c; c++)
+        if (*c == ' ' || *c == '/')
+            *c = '-';
+    if (vlai_mkdirs(dir, NULL) != VLA_OK)
+        return false;
+    snprintf(path, size, "%s/gemm-%s-%zu.txt", dir, device, vlai_cublaslt_version());
+    return true;
+}
+
 static vla_status cuda_open(vla_executor *ex, vla_error *err)
 {
-    device *d = vlai_calloc(1, sizeof *d);
+    vlai_cuda_device *d = vlai_calloc(1, sizeof *d);
     if (!d)
         return vlai_nomem(err, sizeof *d);
     ex->state = d;
     ex->threads = 1;
+    char path[PATH];
     int count = 0, code = vlai_device_count(&count);
     if (code || ex->index >= count)
         return vlai_fail_hint(err, VLA_E_CUDA, "nvidia-smi shows the GPUs of this machine; use the device cpu without one",
                               "device cuda:%d: %d GPUs found%s%s", ex->index, count, code ? ", CUDA: " : "", code ? vlai_device_error(code) : "");
-    if ((code = vlai_device_select(ex->index, &d->info)) || (code = vlai_device_stream_create(&d->stream)))
-        return failed(err, code, "opening the GPU");
-    if ((code = vlai_cublaslt_open(&d->cublaslt)))
-        return failed(err, 100000 + code, "opening cuBLASLt");
-    return VLA_OK;
+    code = vlai_device_select(ex->index, &d->info);
+    for (int l = 0; !code && l < VLAI_LANES; l++)
+        code = vlai_device_stream_create(&d->lanes[l]);
+    if (!code)
+        code = vlai_device_stream_create(&d->copies);
+    for (int s = 0; !code && s < 2; s++)
+        if (!(code = vlai_device_fence_create(&d->uploaded[s])))
+            code = vlai_device_fence_create(&d->consumed[s]);
+    if (!code && !(code = vlai_device_fence_create(&d->fork)))
+        code = vlai_device_fence_create(&d->join);
+    if (code)
+        return vlai_cuda_failed(err, code, "opening the GPU");
+    if ((code = vlai_cublaslt_open(&d->context.cublaslt)))
+        return vlai_cuda_failed(err, 100000 + code, "opening cuBLASLt");
+    return vlai_gemm_choices_open(cache_file(d, path, sizeof path) ? path : NULL, &d->context.choices, err);
+}
+
+static void release(vla_executor *ex, void *memory, size_t bytes)
+{
+    if (!memory)
+        return;
+    vlai_device_free(memory);
+    ex->allocated -= bytes;
 }
 
 static void cuda_close(vla_executor *ex)
 {
-    device *d = ex->state;
+    vlai_cuda_device *d = ex->state;
     if (!d)
         return;
     vlai_device_free(ex->arena);
-    vlai_device_free(ex->workspace);
-    vlai_cublaslt_close(d->cublaslt);
-    vlai_device_stream_destroy(d->stream);
+    for (int l = 0; l < VLAI_LANES; l++) {
+        vlai_device_free(d->scratch[l]);
+        vlai_device_stream_destroy(d->lanes[l]);
+    }
+    for (int s = 0; s < 2; s++) {
+        vlai_device_free(d->staging[s]);
+        vlai_device_event_destroy(d->uploaded[s]);
+        vlai_device_event_destroy(d->consumed[s]);
+    }
+    vlai_device_event_destroy(d->fork);
+    vlai_device_event_destroy(d->join);
+    vlai_device_stream_destroy(d->copies);
+    vlai_gemm_choices_close(d->context.choices);
+    vlai_cublaslt_close(d->context.cublaslt);
     vlai_free(d);
 }
 
-static vla_status grow(char **buffer, size_t *have, size_t want, const char *what, vla_error *err)
+static vla_status allocate(vla_executor *ex, size_t bytes, const char *what, void **out, vla_error *err)
+{
+    *out = NULL;
+    int code = 0;
+    if (ex->limit && ex->allocated + bytes > ex->limit)
+        return vlai_fail_hint(err, VLA_E_DEVICE_NOMEM, "a smaller batch, memory.recompute: cheap or layer, or numerics bf16-sr take less",
+                              "%s: %zu bytes of device memory, with %zu held already, are more than the limit of %zu", what, bytes,
+                              ex->allocated, ex->limit);
+    if ((code = vlai_device_alloc(bytes, out)))
+        return vlai_fail_hint(err, VLA_E_DEVICE_NOMEM, "a smaller batch, memory.recompute: cheap or layer, or numerics bf16-sr take less",
+                              "%s: %zu bytes of device memory, with %zu held already: %s", what, bytes, ex->allocated, vlai_device_error(code));
+    ex->allocated += bytes;
+    return VLA_OK;
+}
+
+static vla_status grow(vla_executor *ex, void **buffer, size_t *have, size_t want, const char *what, vla_error *err)
 {
     if (*have >= want)
         return VLA_OK;
-    vlai_device_free(*buffer);
+    release(ex, *buffer, *have);
     *buffer = NULL;
     *have = 0;
-    void *got;
-    int code = vlai_device_alloc(want, &got);
-    if (code)
-        return vlai_fail_hint(err, VLA_E_DEVICE_NOMEM, "a smaller batch, memory.recompute: cheap or layer, or numerics bf16 take less",
-                              "%s: %zu bytes of device memory: %s", what, want, vlai_device_error(code));
-    *buffer = got;
+    VLA_TRY(allocate(ex, want, what, buffer, err));
     *have = want;
     return VLA_OK;
 }
 
 static vla_status cuda_reserve(vla_executor *ex, const vla_plan *plan, vla_error *err)
 {
-    size_t scratch = (size_t)32 << 20;
+    vlai_cuda_device *d = ex->state;
+    size_t scratch = 0;
     for (size_t n = 0; n < plan->graph->n_nodes; n++) {
         const vlai_node *node = &plan->graph->nodes[n];
         size_t bytes = vlai_cuda_workspaces[node->op](plan->graph, node);
         scratch = bytes > scratch ? bytes : scratch;
     }
-    VLA_TRY(grow(&ex->arena, &ex->arena_bytes, plan->memory.arena_bytes, "the arena", err));
-    return grow(&ex->workspace, &ex->workspace_bytes, scratch, "kernel scratch", err);
+    void *arena = ex->arena;
+    vla_status status = grow(ex, &arena, &ex->arena_bytes, plan->memory.arena_bytes, "the arena", err);
+    ex->arena = arena;
+    VLA_TRY(status);
+    for (int l = 0; l < (plan->options.fast & VLA_FAST_LANES ? VLAI_LANES : 1); l++)
+        VLA_TRY(grow(ex, &d->scratch[l], &d->scratch_bytes[l], scratch, "kernel scratch", err));
+    for (int s = 0; s < 2; s++)
+        VLA_TRY(grow(ex, &d->staging[s], &d->staging_bytes[s], plan->memory.input_bytes, "staging of inputs", err));
+    ex->workspace_bytes = d->scratch_bytes[0] + d->scratch_bytes[1] + d->staging_bytes[0] + d->staging_bytes[1];
+    return VLA_OK;
 }
+
+/* ---- binding ---- */
 
 static void set_tensor(vlai_cuda_tensor *t, const vlai_value_info *v, void *data)
 {
@@ -97,149 +174,401 @@ static void set_tensor(vlai_cuda_tensor *t, const vlai_value_info *v, void *data
     memcpy(t->shape, v->shape, sizeof t->shape);
 }
 
-static vla_status prepare_matmul(const device *d, const vla_executor *ex, vlai_cuda_call *call, vla_error *err)
-{
-    const vlai_node *node = call->node;
-    bool ta = node->attrs.matmul.transpose_a;
-    vlai_gemm_shape s = {.m = call->out[0].shape[0], .n = call->out[0].shape[1], .k = call->in[0].shape[ta ? 0 : 1],
-                         .transpose_a = ta, .transpose_b = node->attrs.matmul.transpose_b, .bias = node->n_inputs > 2,
-                         .operand = call->in[0].dtype, .result = call->out[0].dtype, .bias_type = call->in[2].dtype};
-    if (call->in[0].dtype != call->in[1].dtype)
-        return vlai_fail(err, VLA_E_DTYPE, "matmul: operands of %s and %s", vla_dtype_name(call->in[0].dtype), vla_dtype_name(call->in[1].dtype));
-    vlai_gemm *gemm;
-    int code = vlai_cublaslt_prepare(d->cublaslt, &s, ex->workspace_bytes, &gemm);
-    call->plan = gemm;
-    if (code)
-        return vlai_fail(err, VLA_E_CUDA, "cuBLASLt has no algorithm for [%lld,%lld] x [%lld,%lld] of %s: %s", (long long)s.m, (long long)s.k,
-                         (long long)s.k, (long long)s.n, vla_dtype_name(s.operand), vlai_cublaslt_error(code));
-    return VLA_OK;
-}
-
 static size_t bytes_of(const vlai_value_info *v)
 {
     return (size_t)v->elements * vla_dtype_size(v->dtype);
 }
 
-/* Inputs and named results have host memory. */
-static bool mirrored(const vlai_value_info *v)
+static bool is_result(const vlai_value_info *v)
 {
-    return v->kind == VLAI_INPUT || (v->kind == VLAI_TEMP && v->name);
+    return v->kind == VLAI_TEMP && v->name;
 }
 
-static vla_status cuda_bind(vla_run *run, vla_store *store, vla_error *err)
+/* A view shows its operand's bytes: there is nothing to launch. */
+static bool is_nothing(const vlai_cuda_call *call)
 {
-    (void)store;
-    vla_executor *ex = run->executor;
-    const device *d = ex->state;
+    vlai_op op = call->node->op;
+    return (op == VLAI_OP_reshape || op == VLAI_OP_stop_gradient) && call->in[0].data == call->out[0].data;
+}
+
+static void set_call(const vla_run *run, size_t n, vlai_cuda_call *call)
+{
     const vla_graph *g = run->plan->graph;
-    resolved *r = vlai_calloc(1, sizeof *r);
-    run->state = r;
-    if (!r || !(r->calls = vlai_calloc(g->n_nodes + 1, sizeof *r->calls)) || !(r->mirror = vlai_calloc(g->n_values + 1, sizeof *r->mirror)))
-        return vlai_nomem(err, g->n_nodes * sizeof *r->calls);
-    for (size_t v = 0; v < g->n_values; v++)
-        if (mirrored(&g->values[v]) && run->data[v]) {
-            int code = vlai_device_pinned_alloc(bytes_of(&g->values[v]), &r->mirror[v]);
+    const vlai_cuda_device *d = run->executor->state;
+    const vlai_node *node = &g->nodes[n];
+    int lane = run->plan->options.fast & VLA_FAST_LANES ? node->lane : 0;
+    *call = (vlai_cuda_call){.node = node, .stream = d->lanes[lane], .workspace = d->scratch[lane], .workspace_bytes = d->scratch_bytes[lane],
+                             .multiprocessors = d->info.multiprocessors};
+    for (int i = 0; i < node->n_inputs; i++)
+        if (node->inputs[i] != VLA_NONE)
+            set_tensor(&call->in[i], vlai_value(g, node->inputs[i]), run->data[node->inputs[i]]);
+    for (int i = 0; i < node->n_outputs; i++)
+        set_tensor(&call->out[i], vlai_value(g, node->outputs[i]), run->data[node->outputs[i]]);
+}
+
+static bool groups(const vlai_cuda_call *call)
+{
+    return call->node->op == VLAI_OP_sum_squares || call->node->op == VLAI_OP_adamw;
+}
+
+static vlai_span span_of(const vlai_cuda_tensor *t, bool write)
+{
+    uintptr_t first = (uintptr_t)t->data;
+    return (vlai_span){first, t->data ? first + (size_t)t->elements * vla_dtype_size(t->dtype) : first, write};
+}
+
+/* Puts the calls first .. first + count - 1 into the order as one launch. */
+static vla_status add_launch(vla_run *run, size_t first, size_t count, vla_error *err)
+{
+    vlai_cuda_run *r = run->state;
+    enum { MOST = VLAI_MAX_INPUTS + VLAI_MAX_OUTPUTS };
+    vlai_span *spans = vlai_array(count * MOST, sizeof *spans);
+    int n = 0;
+    if (!spans)
+        return vlai_nomem(err, count * MOST * sizeof *spans);
+    for (size_t c = first; c < first + count; c++) {
+        const vlai_cuda_call *call = &r->calls[c];
+        for (int i = 0; i < call->node->n_inputs; i++)
+            spans[n++] = span_of(&call->in[i], vlai_ops[call->node->op].writes >> i & 1);
+        for (int i = 0; i < call->node->n_outputs; i++)
+            spans[n++] = span_of(&call->out[i], true);
+    }
+    int lane = run->plan->options.fast & VLA_FAST_LANES ? r->calls[first].node->lane : 0;
+    vla_status status = vlai_schedule_add(&r->schedule, lane, spans, n, err);
+    vlai_free(spans);
+    VLA_TRY(status);
+    vlai_cuda_launch *l = &r->launches[r->n_launches++];
+    *l = (vlai_cuda_launch){.first = first, .count = count};
+    if (count == 1)
+        return VLA_OK;
+    l->table_bytes = vlai_optim_table_bytes(&r->calls[first], count);
+    void *host = vlai_alloc(l->table_bytes);
+    if (!host)
+        return vlai_nomem(err, l->table_bytes);
+    status = vlai_optim_table_fill(&r->calls[first], count, host, l->table_bytes, &l->group, err);
+    if (status == VLA_OK)
+        status = allocate(run->executor, l->table_bytes, "tables of the update", &l->table, err);
+    const vlai_cuda_device *d = run->executor->state;
+    int code = status == VLA_OK ? vlai_device_upload(l->table, host, l->table_bytes, d->lanes[0]) : 0;
+    if (!code && status == VLA_OK)
+        code = vlai_device_synchronize(d->lanes[0]);
+    vlai_free(host);
+    return code ? vlai_cuda_failed(err, code, "tables of the update") : status;
+}
+
+static vla_status order_launches(vla_run *run, vla_error *err)
+{
+    vlai_cuda_run *r = run->state;
+    size_t n_nodes = run->plan->graph->n_nodes;
+    bool grouped = run->plan->options.fast & VLA_FAST_UPDATE;
+    for (size_t n = 0, count; n < n_nodes; n += count) {
+        count = 1;
+        if (is_nothing(&r->calls[n]))
+            continue;
+        if (grouped && groups(&r->calls[n]))
+            while (n + count < n_nodes && r->calls[n + count].node->op == r->calls[n].node->op)
+                count++;
+        VLA_TRY(add_launch(run, n, count, err));
+    }
+    for (size_t i = 0; i < r->n_launches; i++)
+        if (r->schedule.signals[i]) {
+            int code = vlai_device_fence_create(&r->launches[i].fence);
             if (code)
-                return failed(err, code, "pinned host memory");
-            memset(r->mirror[v], 0, bytes_of(&g->values[v]));
+                return vlai_cuda_failed(err, code, "an event");
         }
-    for (size_t n = 0; n < g->n_nodes; n++) {
-        const vlai_node *node = &g->nodes[n];
-        vlai_cuda_call *call = &r->calls[n];
-        *call = (vlai_cuda_call){.node = node, .stream = d->stream, .workspace = ex->workspace, .workspace_bytes = ex->workspace_bytes,
-                                 .multiprocessors = d->info.multiprocessors};
-        for (int i = 0; i < node->n_inputs; i++)
-            if (node->inputs[i] != VLA_NONE)
-                set_tensor(&call->in[i], vlai_value(g, node->inputs[i]), run->data[node->inputs[i]]);
-        for (int i = 0; i < node->n_outputs; i++)
-            set_tensor(&call->out[i], vlai_value(g, node->outputs[i]), run->data[node->outputs[i]]);
-        if (node->op == VLAI_OP_matmul)
-            VLA_TRY(prepare_matmul(d, ex, call, err));
+    return VLA_OK;
+}
+
+/* Products are timed on what looks like data: the arena is filled with weights. */
+static vla_status fill_arena(const vla_run *run, const vla_store *store, vla_error *err)
+{
+    const vlai_cuda_device *d = run->executor->state;
+    const char *weights = store ? store->device[VLA_STORE_WEIGHT] : NULL;
+    size_t have = weights ? store->bytes[VLA_STORE_WEIGHT] : 0, want = run->plan->memory.arena_bytes;
+    int code = 0;
+    for (size_t at = 0; have && !code && at < want; at += have)
+        code = vlai_device_copy(run->executor->arena + at, weights, have < want - at ? have : want - at, d->lanes[0]);
+    return code ? vlai_cuda_failed(err, code, "filling the arena") : VLA_OK;
+}
+
+static vla_status bind_results(vla_run *run, vla_error *err)
+{
+    vlai_cuda_run *r = run->state;
+    const vla_graph *g = run->plan->graph;
+    size_t bytes = 0;
+    for (size_t v = 0; v < g->n_values; v++) {
+        r->place[v] = -1;
+        if (is_result(&g->values[v]) && run->data[v] && bytes_of(&g->values[v]) <= SMALL_RESULT) {
+            r->place[v] = (int64_t)bytes;
+            bytes += (bytes_of(&g->values[v]) + 63) & ~(size_t)63;
+        }
+    }
+    for (int s = 0; s < 2; s++) {
+        int code = vlai_device_pinned_alloc(run->plan->memory.input_bytes, &r->inputs[s]);
+        if (!code)
+            code = vlai_device_pinned_alloc(bytes, &r->results[s]);
+        if (!code)
+            code = vlai_device_fence_create(&r->finished[s]);
+        if (code)
+            return vlai_cuda_failed(err, code, "pinned host memory");
+        memset(r->inputs[s], 0, run->plan->memory.input_bytes);
     }
     return VLA_OK;
 }
 
+static vla_status cuda_bind(vla_run *run, vla_store *store, vla_error *err)
+{
+    vla_executor *ex = run->executor;
+    vlai_cuda_device *d = ex->state;
+    const vla_graph *g = run->plan->graph;
+    vlai_cuda_run *r = vlai_calloc(1, sizeof *r);
+    run->state = r;
+    if (!r || !(r->calls = vlai_calloc(g->n_nodes + 1, sizeof *r->calls)) || !(r->place = vlai_calloc(g->n_values + 1, sizeof *r->place)) ||
+        !(r->large = vlai_calloc(g->n_values + 1, sizeof *r->large)) || !(r->launches = vlai_calloc(g->n_nodes + 1, sizeof *r->launches)))
+        return vlai_nomem(err, g->n_nodes * sizeof *r->calls);
+    VLA_TRY(bind_results(run, err));
+    for (size_t n = 0; n < g->n_nodes; n++)
+        set_call(run, n, &r->calls[n]);
+    d->context.search = run->plan->options.fast & VLA_FAST_SEARCH ? SEARCHED : 0;
+    if (d->context.search)
+        VLA_TRY(fill_arena(run, store, err));
+    for (size_t n = 0; n < g->n_nodes; n++)
+        if (vlai_cuda_preparers[g->nodes[n].op].prepare)
+            VLA_TRY(vlai_cuda_preparers[g->nodes[n].op].prepare(&d->context, &r->calls[n], err));
+    VLA_TRY(vlai_gemm_choices_save(d->context.choices, err));
+    return order_launches(run, err);
+}
+
 static void cuda_unbind(vla_run *run)
 {
-    resolved *r = run->state;
+    vlai_cuda_run *r = run->state;
     if (!r)
         return;
-    for (size_t n = 0; r->calls && n < run->plan->graph->n_nodes; n++)
+    const vla_graph *g = run->plan->graph;
+    for (size_t n = 0; r->calls && n < g->n_nodes; n++)
         if (r->calls[n].plan)
-            vlai_cublaslt_release(r->calls[n].plan);
-    for (size_t v = 0; r->mirror && v < run->plan->graph->n_values; v++)
-        vlai_device_pinned_free(r->mirror[v]);
+            vlai_cuda_preparers[g->nodes[n].op].release(&r->calls[n]);
+    for (size_t i = 0; i < r->n_launches; i++) {
+        vlai_device_event_destroy(r->launches[i].fence);
+        release(run->executor, r->launches[i].table, r->launches[i].table_bytes);
+    }
+    for (size_t v = 0; r->large && v < g->n_values; v++)
+        vlai_device_pinned_free(r->large[v]);
+    for (int s = 0; s < 2; s++) {
+        vlai_device_pinned_free(r->inputs[s]);
+        vlai_device_pinned_free(r->results[s]);
+        vlai_device_event_destroy(r->finished[s]);
+    }
+    vlai_device_graph_destroy(r->graph);
+    vlai_schedule_fini(&r->schedule);
+    vlai_free(r->launches);
     vlai_free(r->calls);
-    vlai_free(r->mirror);
+    vlai_free(r->place);
+    vlai_free(r->large);
     vlai_free(r);
+}
+
+/* ---- executing ---- */
+
+int vlai_cuda_launch_one(const vla_run *run, size_t i)
+{
+    const vlai_cuda_run *r = run->state;
+    const vlai_cuda_launch *l = &r->launches[i];
+    const vlai_cuda_call *call = &r->calls[l->first];
+    return l->count > 1 ? vlai_optim_launch(l->table, &l->group, call->stream, call->multiprocessors)
+                        : vlai_cuda_launchers[call->node->op](call);
+}
+
+vla_status vlai_cuda_launch_failed(const vla_run *run, size_t i, int code, vla_error *err)
+{
+    const vlai_cuda_run *r = run->state;
+    size_t n = r->launches[i].first;
+    return vlai_prefix(err, vlai_cuda_failed(err, code, vlai_ops[run->plan->graph->nodes[n].op].name), "node %zu", n);
+}
+
+/* All launches, lane 1 forked from lane 0 and joined to it. */
+static vla_status launch_all(const vla_run *run, vla_error *err)
+{
+    const vlai_cuda_run *r = run->state;
+    const vlai_cuda_device *d = run->executor->state;
+    bool two = run->plan->options.fast & VLA_FAST_LANES;
+    int code = 0;
+    if (two && !(code = vlai_device_event_record(d->fork, d->lanes[0])))
+        code = vlai_device_wait(d->lanes[1], d->fork);
+    if (code)
+        return vlai_cuda_failed(err, code, "lanes");
+    for (size_t i = 0; i < r->n_launches; i++) {
+        void *stream = d->lanes[r->schedule.lanes[i]];
+        if (r->schedule.waits[i] >= 0)
+            code = vlai_device_wait(stream, r->launches[r->schedule.waits[i]].fence);
+        if (!code)
+            code = vlai_cuda_launch_one(run, i);
+        if (!code && r->launches[i].fence)
+            code = vlai_device_event_record(r->launches[i].fence, stream);
+        if (code)
+            return vlai_cuda_launch_failed(run, i, code, err);
+    }
+    if (two && !(code = vlai_device_event_record(d->join, d->lanes[1])))
+        code = vlai_device_wait(d->lanes[0], d->join);
+    return code ? vlai_cuda_failed(err, code, "lanes") : VLA_OK;
+}
+
+/* The first execution launches as it goes, so that every kernel is loaded; the second captures. */
+static vla_status start(vla_run *run, vla_error *err)
+{
+    vlai_cuda_run *r = run->state;
+    const vlai_cuda_device *d = run->executor->state;
+    if (!(run->plan->options.fast & VLA_FAST_REPLAY) || r->executions++ == 0)
+        return launch_all(run, err);
+    if (!r->graph) {
+        int code = vlai_device_capture_begin(d->lanes[0]);
+        if (code)
+            return vlai_cuda_failed(err, code, "capturing the step");
+        vla_status status = launch_all(run, err);
+        code = vlai_device_capture_end(d->lanes[0], &r->graph);
+        VLA_TRY(status);
+        if (code)
+            return vlai_cuda_failed(err, code, "capturing the step");
+    }
+    int code = vlai_device_replay(r->graph, d->lanes[0]);
+    return code ? vlai_cuda_failed(err, code, "replaying the step") : VLA_OK;
+}
+
+static int upload_inputs(vla_run *run)
+{
+    const vlai_cuda_run *r = run->state;
+    vlai_cuda_device *d = run->executor->state;
+    size_t bytes = run->plan->memory.input_bytes;
+    int s = d->turn = !d->turn, code = 0;
+    if (bytes == 0)
+        return 0;
+    if ((code = vlai_device_wait(d->copies, d->consumed[s])) || (code = vlai_device_upload(d->staging[s], r->inputs[r->slot], bytes, d->copies)) ||
+        (code = vlai_device_event_record(d->uploaded[s], d->copies)) || (code = vlai_device_wait(d->lanes[0], d->uploaded[s])) ||
+        (code = vlai_device_copy(run->executor->arena, d->staging[s], bytes, d->lanes[0])))
+        return code;
+    return vlai_device_event_record(d->consumed[s], d->lanes[0]);
+}
+
+static int fetch_results(vla_run *run, int place)
+{
+    const vlai_cuda_run *r = run->state;
+    const vlai_cuda_device *d = run->executor->state;
+    const vla_graph *g = run->plan->graph;
+    int code = 0;
+    for (size_t v = 0; !code && v < g->n_values; v++)
+        if (r->place[v] >= 0)
+            code = vlai_device_download((char *)r->results[place] + r->place[v], run->data[v], bytes_of(&g->values[v]), d->lanes[0]);
+    return code ? code : vlai_device_event_record(r->finished[place], d->lanes[0]);
+}
+
+static vla_status cuda_submit(vla_run *run, vla_error *err)
+{
+    vlai_cuda_run *r = run->state;
+    if (r->submitted - r->waited == 2)
+        return vlai_fail(err, VLA_E_INVALID, "two executions of this run are under way: wait for one");
+    int code = upload_inputs(run);
+    if (code)
+        return vlai_cuda_failed(err, code, "inputs");
+    VLA_TRY(start(run, err));
+    if ((code = fetch_results(run, (int)(r->submitted & 1))))
+        return vlai_cuda_failed(err, code, "results");
+    r->submitted++;
+    return VLA_OK;
+}
+
+static vla_status cuda_wait(vla_run *run, vla_error *err)
+{
+    vlai_cuda_run *r = run->state;
+    if (r->submitted == r->waited)
+        return vlai_fail(err, VLA_E_INVALID, "no execution of this run is under way");
+    r->shown = (int)(r->waited++ & 1);
+    int code = vlai_device_event_synchronize(r->finished[r->shown]);
+    return code ? vlai_cuda_failed(err, code, "a kernel of this run") : VLA_OK;
+}
+
+/* The other pinned copy was uploaded an execution ago; that the upload is over is certain once that execution is. */
+static vla_status cuda_other_inputs(vla_run *run, vla_error *err)
+{
+    vlai_cuda_run *r = run->state;
+    const vlai_cuda_device *d = run->executor->state;
+    r->slot = !r->slot;
+    int code = r->submitted > 1 ? vlai_device_event_synchronize(d->uploaded[!d->turn]) : 0;
+    return code ? vlai_cuda_failed(err, code, "inputs") : VLA_OK;
 }
 
 static vla_status cuda_execute(vla_run *run, vla_error *err)
 {
-    const device *d = run->executor->state;
-    const resolved *r = run->state;
-    const vla_graph *g = run->plan->graph;
-    for (size_t v = 0; v < g->n_values; v++)
-        if (g->values[v].kind == VLAI_INPUT && r->mirror[v]) {
-            int code = vlai_device_upload(run->data[v], r->mirror[v], bytes_of(&g->values[v]), d->stream);
-            if (code)
-                return failed(err, code, g->values[v].name);
-        }
-    for (size_t n = 0; n < g->n_nodes; n++) {
-        int code = vlai_cuda_launchers[g->nodes[n].op](&r->calls[n]);
-        if (code)
-            return vlai_prefix(err, failed(err, code, vlai_ops[g->nodes[n].op].name), "node %zu", n);
-    }
-    int code = vlai_device_synchronize(d->stream);
-    return code ? failed(err, code, "a kernel of this run") : VLA_OK;
+    const vlai_cuda_run *r = run->state;
+    VLA_TRY(cuda_submit(run, err));
+    while (r->waited < r->submitted)
+        VLA_TRY(cuda_wait(run, err));
+    return VLA_OK;
 }
 
 static void *cuda_data(const vla_run *run, vla_value v)
 {
-    const device *d = run->executor->state;
-    const resolved *r = run->state;
+    const vlai_cuda_device *d = run->executor->state;
+    vlai_cuda_run *r = run->state;
     const vlai_value_info *info = vlai_value(run->plan->graph, v);
-    if (!r->mirror[v])
+    if (info->kind == VLAI_INPUT)
+        return run->data[v] ? (char *)r->inputs[r->slot] + run->plan->memory.offset[v] : NULL;
+    if (r->place[v] >= 0)
+        return (char *)r->results[r->shown] + r->place[v];
+    if (!is_result(info) || !run->data[v])
         return NULL;
-    if (info->kind != VLAI_INPUT)
-        if (vlai_device_download(r->mirror[v], run->data[v], bytes_of(info), d->stream) || vlai_device_synchronize(d->stream))
-            return NULL;
-    return r->mirror[v];
+    if ((!r->large[v] && vlai_device_pinned_alloc(bytes_of(info), &r->large[v])) ||
+        vlai_device_download(r->large[v], run->data[v], bytes_of(info), d->lanes[0]) || vlai_device_synchronize(d->lanes[0]))
+        return NULL;
+    return r->large[v];
+}
+
+/* ---- choices, the store's second home ---- */
+
+static vla_status cuda_choices(const vla_executor *ex, vlai_text *out, vla_error *err)
+{
+    const vlai_cuda_device *d = ex->state;
+    (void)err;
+    vlai_gemm_choices_text(d->context.choices, out);
+    return VLA_OK;
+}
+
+static vla_status cuda_adopt(vla_executor *ex, const char *text, vla_error *err)
+{
+    const vlai_cuda_device *d = ex->state;
+    return vlai_gemm_choices_adopt(d->context.choices, text, err);
 }
 
 static vla_status cuda_store_alloc(vla_executor *ex, size_t bytes, void **out, vla_error *err)
 {
-    (void)ex;
-    int code = vlai_device_alloc(bytes, out);
-    return code ? vlai_fail(err, VLA_E_DEVICE_NOMEM, "parameters and their state: %zu bytes of device memory: %s", bytes, vlai_device_error(code)) : VLA_OK;
+    return allocate(ex, bytes, "parameters and their state", out, err);
 }
 
-static void cuda_store_free(vla_executor *ex, void *memory)
+static void cuda_store_free(vla_executor *ex, void *memory, size_t bytes)
 {
-    (void)ex;
-    vlai_device_free(memory);
+    release(ex, memory, bytes);
 }
 
 static vla_status cuda_store_zero(vla_executor *ex, void *memory, size_t bytes, vla_error *err)
 {
-    const device *d = ex->state;
-    int code = vlai_device_zero(memory, bytes, d->stream);
-    return code ? failed(err, code, "zeroing parameters") : VLA_OK;
+    const vlai_cuda_device *d = ex->state;
+    int code = vlai_device_zero(memory, bytes, d->lanes[0]);
+    return code ? vlai_cuda_failed(err, code, "zeroing parameters") : VLA_OK;
 }
 
 static vla_status cuda_store_copy(vla_executor *ex, void *memory, void *host, size_t bytes, int to_device, vla_error *err)
 {
-    const device *d = ex->state;
-    int code = to_device ? vlai_device_upload(memory, host, bytes, d->stream) : vlai_device_download(host, memory, bytes, d->stream);
+    const vlai_cuda_device *d = ex->state;
+    int code = to_device ? vlai_device_upload(memory, host, bytes, d->lanes[0]) : vlai_device_download(host, memory, bytes, d->lanes[0]);
     if (!code)
-        code = vlai_device_synchronize(d->stream);
-    return code ? failed(err, code, "copying parameters") : VLA_OK;
+        code = vlai_device_synchronize(d->lanes[0]);
+    return code ? vlai_cuda_failed(err, code, "copying parameters") : VLA_OK;
 }
 
 const vlai_backend vlai_backend_cuda = {.name = "cuda", .open = cuda_open, .close = cuda_close, .reserve = cuda_reserve, .bind = cuda_bind,
-                                        .unbind = cuda_unbind, .execute = cuda_execute, .data = cuda_data,
-                                        .store_alloc = cuda_store_alloc, .store_free = cuda_store_free,
-                                        .store_zero = cuda_store_zero, .store_copy = cuda_store_copy};
+                                        .unbind = cuda_unbind, .execute = cuda_execute, .data = cuda_data, .submit = cuda_submit,
+                                        .wait = cuda_wait, .other_inputs = cuda_other_inputs, .profile = vlai_cuda_profile,
+                                        .choices = cuda_choices, .adopt = cuda_adopt, .store_alloc = cuda_store_alloc,
+                                        .store_free = cuda_store_free, .store_zero = cuda_store_zero, .store_copy = cuda_store_copy};
 
 #else
 /* A build without CUDA has no second device; vla_executor_create_on says so. */

@@ -24,7 +24,7 @@ void vla_store_destroy(vla_store *store)
     for (int k = 0; k < VLA_STORE_KINDS; k++) {
         vlai_free(store->arena[k]);
         if (store->device[k])
-            store->executor->backend->store_free(store->executor, store->device[k]);
+            store->executor->backend->store_free(store->executor, store->device[k], store->bytes[k]);
     }
     vlai_free(store->params);
     vlai_free(store->table);

@@ -11,6 +11,7 @@
 #define VLAI_CUDA_H
 
 #include "ops/op.h"
+#include "vla/error.h"
 
 VLA_BEGIN_DECLS
 
@@ -30,8 +31,26 @@ typedef struct vlai_cuda_call {
     void *workspace; /* device scratch of the stream, 256-byte aligned */
     size_t workspace_bytes;
     int multiprocessors;
-    void *plan; /* what a vendor library prepared for this node at plan build (matmul), or NULL */
+    void *plan; /* what vlai_cuda_preparers made for this node when the run was bound, or NULL */
 } vlai_cuda_call;
+
+/* What preparing may use: handles of vendor libraries, and choices made before. */
+typedef struct vlai_cuda_context {
+    void *cublaslt;
+    struct vlai_gemm_choices *choices; /* matrix products by shape */
+    int search;                        /* algorithms to time per shape that has no choice yet; 0: the heuristic's first */
+    int fast_attention;                /* the fastest attention, whose backward may add in any order */
+} vlai_cuda_context;
+
+/* Operations that are prepared when a run is bound, with operands in place: descriptors, algorithms. release takes what
+ * prepare left in call->plan. Preparing may wait for the device; launching may not. */
+typedef struct vlai_cuda_preparer {
+    vla_status (*prepare)(const vlai_cuda_context *context, vlai_cuda_call *call, vla_error *err);
+    void (*release)(vlai_cuda_call *call);
+} vlai_cuda_preparer;
+extern const vlai_cuda_preparer vlai_cuda_preparers[VLAI_OP_COUNT];
+vla_status vlai_cuda_matmul_prepare(const vlai_cuda_context *context, vlai_cuda_call *call, vla_error *err);
+void vlai_cuda_matmul_release(vlai_cuda_call *call);
 
 typedef int (*vlai_cuda_fn)(const vlai_cuda_call *call);
 typedef size_t (*vlai_cuda_workspace_fn)(const vla_graph *g, const vlai_node *node);

@@ -1,17 +1,103 @@
-/* matmul: cuBLASLt does the work; its descriptors were made when the run was bound (call->plan). */
+/* matmul: cuBLASLt does the work; its descriptors and algorithm are made when the run is bound. Where the library has no
+ * form that also gives the column sums, a kernel of ours makes them. */
 #include "kernels/cuda.h"
+
+#include "base/fail.h"
+#include "base/memory.h"
+#include "kernels/gemm_choices.h"
 #include "vendor/cublaslt.h"
+
+enum { WORKSPACE = 32 << 20 };
+
+typedef struct {
+    vlai_gemm *gemm;
+    vlai_node sums_node;
+    vlai_cuda_call sums; /* op col_sum, when it runs apart */
+    bool apart;
+} prepared;
+
+static vlai_gemm_operands operands_of(const vlai_cuda_call *call)
+{
+    return (vlai_gemm_operands){.a = call->in[0].data, .b = call->in[1].data, .c = call->out[0].data, .residual = call->in[3].data,
+                                .bias = call->node->n_outputs > 1 ? call->out[1].data : call->in[2].data};
+}
+
+static vla_status choose(const vlai_cuda_context *context, const vlai_cuda_call *call, const vlai_gemm_shape *s, vlai_gemm *gemm,
+                         vla_error *err)
+{
+    vlai_gemm_choice choice;
+    vlai_gemm_operands o = operands_of(call);
+    if (!context->search || s->m == 0 || s->n == 0)
+        return VLA_OK;
+    if (vlai_gemm_choices_find(context->choices, s, &choice) && vlai_cublaslt_choice_set(gemm, &choice) == 0)
+        return VLA_OK;
+    int code = vlai_cublaslt_search(gemm, &o, context->search, call->workspace, call->stream, NULL);
+    if (code)
+        return vlai_fail(err, VLA_E_CUDA, "matmul [%lld,%lld] x [%lld,%lld]: no algorithm of cuBLASLt runs: %s", (long long)s->m,
+                         (long long)s->k, (long long)s->k, (long long)s->n, vlai_cublaslt_error(code));
+    vlai_cublaslt_choice_get(gemm, &choice);
+    return vlai_gemm_choices_put(context->choices, s, &choice, err);
+}
+
+vla_status vlai_cuda_matmul_prepare(const vlai_cuda_context *context, vlai_cuda_call *call, vla_error *err)
+{
+    const vlai_node *node = call->node;
+    bool ta = node->attrs.matmul.transpose_a;
+    vlai_gemm_shape s = {.m = call->out[0].shape[0], .n = call->out[0].shape[1], .k = call->in[0].shape[ta ? 0 : 1],
+                         .transpose_a = ta, .transpose_b = node->attrs.matmul.transpose_b, .bias = call->in[2].data != NULL,
+                         .residual = call->in[3].data != NULL, .sums = node->n_outputs > 1 && call->out[1].data,
+                         .operand = call->in[0].dtype, .result = call->out[0].dtype};
+    s.bias_type = s.sums ? call->out[1].dtype : call->in[2].dtype;
+    if (call->in[0].dtype != call->in[1].dtype || (s.residual && call->in[3].dtype != s.result))
+        return vlai_fail(err, VLA_E_DTYPE, "matmul: operands of %s and %s, residual of %s", vla_dtype_name(call->in[0].dtype),
+                         vla_dtype_name(call->in[1].dtype), vla_dtype_name(call->in[3].dtype));
+    if (s.sums && !ta)
+        return vlai_fail(err, VLA_E_UNSUPPORTED, "matmul: sums of an operand that is not transposed");
+    prepared *p = vlai_calloc(1, sizeof *p);
+    call->plan = p;
+    if (!p)
+        return vlai_nomem(err, sizeof *p);
+    size_t most = call->workspace_bytes < WORKSPACE ? call->workspace_bytes : WORKSPACE;
+    int code = vlai_cublaslt_prepare(context->cublaslt, &s, most, &p->gemm);
+    if (code && s.sums) {
+        vlai_cublaslt_release(p->gemm);
+        p->apart = true;
+        p->sums_node = (vlai_node){.op = VLAI_OP_col_sum, .n_inputs = 1, .n_outputs = 1, .attrs = {.matmul = {.dtype = s.bias_type}}};
+        p->sums = *call;
+        p->sums.node = &p->sums_node;
+        p->sums.plan = NULL;
+        p->sums.out[0] = call->out[1];
+        s.sums = 0;
+        code = vlai_cublaslt_prepare(context->cublaslt, &s, most, &p->gemm);
+    }
+    if (code)
+        return vlai_fail(err, VLA_E_CUDA, "cuBLASLt has no algorithm for [%lld,%lld] x [%lld,%lld] of %s: %s", (long long)s.m,
+                         (long long)s.k, (long long)s.k, (long long)s.n, vla_dtype_name(s.operand), vlai_cublaslt_error(code));
+    return choose(context, call, &s, p->gemm, err);
+}
+
+void vlai_cuda_matmul_release(vlai_cuda_call *call)
+{
+    prepared *p = call->plan;
+    if (p)
+        vlai_cublaslt_release(p->gemm);
+    vlai_free(p);
+    call->plan = NULL;
+}
 
 int vlai_cuda_matmul(const vlai_cuda_call *call)
 {
-    const void *bias = call->node->n_inputs > 2 ? call->in[2].data : NULL;
-    int code = vlai_cublaslt_run(call->plan, call->in[0].data, call->in[1].data, bias, call->out[0].data, call->workspace, call->stream);
-    return code ? 100000 + code : 0; /* told apart from CUDA's own numbers */
+    const prepared *p = call->plan;
+    vlai_gemm_operands o = operands_of(call);
+    int code = vlai_cublaslt_run(p->gemm, &o, call->workspace, call->stream);
+    if (code)
+        return 100000 + code; /* told apart from CUDA's own numbers */
+    return p->apart ? vlai_cuda_col_sum(&p->sums) : 0;
 }
 
 size_t vlai_cuda_workspace_matmul(const vla_graph *g, const vlai_node *node)
 {
-    (void)g;
-    (void)node;
-    return (size_t)32 << 20;
+    vlai_node sums = {.op = VLAI_OP_col_sum, .n_inputs = 1, .n_outputs = 1, .inputs = {node->inputs[0]}, .outputs = {node->outputs[0]}};
+    size_t apart = node->n_outputs > 1 ? vlai_cuda_workspace_col_sum(g, &sums) : 0;
+    return apart > WORKSPACE ? apart : WORKSPACE;
 }

@@ -1,0 +1,32 @@
+/* Which algorithm a matrix product takes, by shape: found once by timing, kept in a file per GPU and library version, and
+ * in checkpoints, because another algorithm gives other bits.
+ *
+ * As text one line per choice: m n k transpose_a transpose_b bias residual sums operand result bias_type workspace w0 .. w7,
+ * the words in hexadecimal. Threads: one caller at a time; several processes may share the file (it is written whole). */
+#ifndef VLAI_GEMM_CHOICES_H
+#define VLAI_GEMM_CHOICES_H
+
+#include "base/text.h"
+#include "vendor/cublaslt.h"
+#include "vla/error.h"
+
+VLA_BEGIN_DECLS
+
+typedef struct vlai_gemm_choices vlai_gemm_choices;
+
+/* path: file that is read now, if it is there, and written by save; NULL: none. A file that is not understood is ignored. */
+vla_status vlai_gemm_choices_open(const char *path, vlai_gemm_choices **out, vla_error *err);
+void vlai_gemm_choices_close(vlai_gemm_choices *choices);
+/* false when there is none. A choice that is found counts as used. */
+bool vlai_gemm_choices_find(vlai_gemm_choices *choices, const vlai_gemm_shape *shape, vlai_gemm_choice *out);
+vla_status vlai_gemm_choices_put(vlai_gemm_choices *choices, const vlai_gemm_shape *shape, const vlai_gemm_choice *choice, vla_error *err);
+/* Writes the file when something was put since. */
+vla_status vlai_gemm_choices_save(vlai_gemm_choices *choices, vla_error *err);
+/* The choices that were used, as text. */
+void vlai_gemm_choices_text(const vlai_gemm_choices *choices, vlai_text *out);
+/* Takes every line of `text` in place of what is known; a line that is not understood is an error naming it. */
+vla_status vlai_gemm_choices_adopt(vlai_gemm_choices *choices, const char *text, vla_error *err);
+
+VLA_END_DECLS
+
+#endif
