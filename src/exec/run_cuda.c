@@ -329,6 +329,7 @@ static vla_status cuda_bind(vla_run *run, vla_store *store, vla_error *err)
     VLA_TRY(bind_results(run, err));
     for (size_t n = 0; n < g->n_nodes; n++)
         set_call(run, n, &r->calls[n]);
+    d->context.fast_attention = run->plan->options.fast_attention;
     d->context.search = run->plan->options.fast & VLA_FAST_SEARCH ? SEARCHED : 0;
     if (d->context.search)
         VLA_TRY(fill_arena(run, store, err));

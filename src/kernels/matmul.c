@@ -16,10 +16,15 @@ typedef struct {
     bool apart;
 } prepared;
 
+static bool has_sums(const vlai_cuda_call *call)
+{
+    return call->node->attrs.matmul.sums != VLA_DTYPE_NONE && call->out[1].data;
+}
+
 static vlai_gemm_operands operands_of(const vlai_cuda_call *call)
 {
     return (vlai_gemm_operands){.a = call->in[0].data, .b = call->in[1].data, .c = call->out[0].data, .residual = call->in[3].data,
-                                .bias = call->node->n_outputs > 1 ? call->out[1].data : call->in[2].data};
+                                .bias = has_sums(call) ? call->out[1].data : call->in[2].data};
 }
 
 static vla_status choose(const vlai_cuda_context *context, const vlai_cuda_call *call, const vlai_gemm_shape *s, vlai_gemm *gemm,
@@ -45,7 +50,7 @@ vla_status vlai_cuda_matmul_prepare(const vlai_cuda_context *context, vlai_cuda_
     bool ta = node->attrs.matmul.transpose_a;
     vlai_gemm_shape s = {.m = call->out[0].shape[0], .n = call->out[0].shape[1], .k = call->in[0].shape[ta ? 0 : 1],
                          .transpose_a = ta, .transpose_b = node->attrs.matmul.transpose_b, .bias = call->in[2].data != NULL,
-                         .residual = call->in[3].data != NULL, .sums = node->n_outputs > 1 && call->out[1].data,
+                         .residual = call->in[3].data != NULL, .sums = has_sums(call),
                          .operand = call->in[0].dtype, .result = call->out[0].dtype};
     s.bias_type = s.sums ? call->out[1].dtype : call->in[2].dtype;
     if (call->in[0].dtype != call->in[1].dtype || (s.residual && call->in[3].dtype != s.result))
@@ -98,6 +103,6 @@ int vlai_cuda_matmul(const vlai_cuda_call *call)
 size_t vlai_cuda_workspace_matmul(const vla_graph *g, const vlai_node *node)
 {
     vlai_node sums = {.op = VLAI_OP_col_sum, .n_inputs = 1, .n_outputs = 1, .inputs = {node->inputs[0]}, .outputs = {node->outputs[0]}};
-    size_t apart = node->n_outputs > 1 ? vlai_cuda_workspace_col_sum(g, &sums) : 0;
+    size_t apart = node->attrs.matmul.sums != VLA_DTYPE_NONE ? vlai_cuda_workspace_col_sum(g, &sums) : 0;
     return apart > WORKSPACE ? apart : WORKSPACE;
 }
