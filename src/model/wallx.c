@@ -74,13 +74,18 @@ static vla_value gather_groups(builder *b, vla_value x, vla_value index, int64_t
 
 /* ---- Vision tower -------------------------------------------------------------------------------------------- */
 
-static vla_value vision_block(builder *b, int64_t n, vla_value x, vla_rope_tables tables, vla_value qpos, vla_value rows,
-                              vla_value cols, int64_t pairs)
+/* Who sees whom in a block: the windows' tables, or those of whole pictures. */
+typedef struct {
+    vla_value rows, cols, segments;
+    int64_t pairs, longest;
+} sight;
+
+static vla_value vision_block(builder *b, int64_t n, vla_value x, vla_rope_tables tables, vla_value qpos, const sight *s)
 {
     vla_graph *g = b->g;
     int64_t width = b->c->vision.hidden_size, inner = b->c->vision.intermediate_size, head = b->c->vision.head_dim;
     vla_attention_options attention = {(int)b->c->vision.num_heads, (int)b->c->vision.num_heads, (int)head,
-                                       vlai_inverse_sqrt((double)head), pairs, VLA_MASK_COLUMNS, 0};
+                                       vlai_inverse_sqrt((double)head), s->pairs, VLA_MASK_FULL, s->longest};
     char block[64], name[96];
     vla_value qkv[3];
     snprintf(block, sizeof block, "visual.blocks.%lld", (long long)n);
@@ -89,7 +94,7 @@ static vla_value vision_block(builder *b, int64_t n, vla_value x, vla_rope_table
     vla_split_cols(g, linear(b, VLA_COMPUTE, name, y, 3 * width, true), 3, (int64_t[]){width, width, width}, qkv);
     qkv[0] = vla_rope(g, qkv[0], tables, (int)head);
     qkv[1] = vla_rope(g, qkv[1], tables, (int)head);
-    y = vla_attention(g, qkv[0], qkv[1], qkv[2], qpos, rows, cols, VLA_NONE, &attention);
+    y = vla_attention(g, qkv[0], qkv[1], qkv[2], qpos, s->rows, s->cols, s->segments, &attention);
     snprintf(name, sizeof name, "%s.attn.proj", block);
     y = linear(b, VLA_COMPUTE, name, y, width, true);
     act(b, y, "vision.block.%lld.attn", (long long)n);
@@ -130,13 +135,13 @@ static vla_value vision_tower(builder *b)
                              .sections = {quarter, quarter}, .dtype = VLA_PRECISE};
     vla_rope_tables tables = vla_rope_table(g, ints(b, "vision.pos", 2, patches), &rope);
     vla_value qpos = ints(b, "vision.qpos", patches, -1);
-    vla_value window_rows = ints(b, "vision.rows.window", patches, 2), window_cols = ints(b, "vision.cols.window", patches, 4);
-    vla_value full_rows = ints(b, "vision.rows.full", patches, 2), full_cols = ints(b, "vision.cols.full", patches, 4);
+    sight window = {ints(b, "vision.rows.window", patches, 2), ints(b, "vision.cols.window", patches, 4),
+                    ints(b, "vision.segments.window", b->s->windows + 1, -1), b->s->pairs_window, b->s->longest_window};
+    sight full = {ints(b, "vision.rows.full", patches, 2), ints(b, "vision.cols.full", patches, 4),
+                  ints(b, "vision.segments.full", b->s->images + 1, -1), b->s->pairs_full, b->s->longest_picture};
     for (int64_t n = 0; n < c->vision.depth; n++) {
-        bool full = vlai_wallx_full_attention(c, n);
         vlai_graph_layer(g, (int32_t)n);
-        x = vision_block(b, n, x, tables, qpos, full ? full_rows : window_rows, full ? full_cols : window_cols,
-                         full ? b->s->pairs_full : b->s->pairs_window);
+        x = vision_block(b, n, x, tables, qpos, vlai_wallx_full_attention(c, n) ? &full : &window);
     }
     vlai_graph_layer(g, (int32_t)c->vision.depth);
     x = vla_rms_norm(g, x, param(b, VLA_COMPUTE, "visual.merger.ln_q.weight", width, -1), c->vision.eps);
@@ -253,7 +258,7 @@ static vla_value residual(builder *b, vla_value x, vla_value branch, vla_value g
 
 typedef struct {
     vla_rope_tables tables;
-    vla_value map, at[2], qpos, rows, cols, qpos_of[2], rows_of[2];
+    vla_value map, at[2], qpos, rows, cols, segments, qpos_of[2], rows_of[2];
     vla_attention_options attention;
 } tables;
 
@@ -321,7 +326,7 @@ static void decoder_layer(builder *b, int64_t l, vla_value x[2], int first, int 
     } else if (experts == 2 && c->attention == VLAI_WALLX_FLASH_MASK_KI) {
         insulated_attention(b, t, qkv, o);
     } else {
-        vla_value joint = vla_attention(g, qkv[0], qkv[1], qkv[2], t->qpos, t->rows, t->cols, VLA_NONE, &t->attention);
+        vla_value joint = vla_attention(g, qkv[0], qkv[1], qkv[2], t->qpos, t->rows, t->cols, t->segments, &t->attention);
         for (int e = 0; e < experts; e++) {
             vlai_graph_lane(g, e);
             o[e] = experts == 2 ? vla_gather_rows(g, joint, t->at[e], -1) : joint;
@@ -394,7 +399,7 @@ static void build(builder *b)
     actions a = embed_actions(b);
     vlai_graph_lane(g, 0);
     act(b, x[0], "embeds.e0");
-    tables t = {.map = VLA_NONE};
+    tables t = {.map = VLA_NONE, .segments = VLA_NONE};
     vla_rope_options rope = {.base = c->rope_theta, .half = (int)c->head_dim / 2, .axes = 3,
                              .sections = {c->mrope_section[0], c->mrope_section[1], c->mrope_section[2]}, .dtype = VLA_COMPUTE};
     t.tables = vla_rope_table(g, ints(b, "positions", 3, n), &rope);
@@ -403,6 +408,11 @@ static void build(builder *b)
     t.cols = ints(b, "cols", keys, 4);
     t.attention = (vla_attention_options){(int)c->num_attention_heads, (int)c->num_key_value_heads, (int)c->head_dim,
                                           vlai_inverse_sqrt((double)c->head_dim), b->s->pairs, VLA_MASK_COLUMNS, 0};
+    if (b->s->causal && !first && !(experts == 2 && c->attention == VLAI_WALLX_FLASH_MASK_KI)) {
+        t.segments = ints(b, "segments", b->s->samples + 1, -1);
+        t.attention.mask = VLA_MASK_CAUSAL;
+        t.attention.longest = b->s->longest < n ? b->s->longest : n;
+    }
     if (experts == 2) {
         x[1] = vla_cast(g, a.embedding, VLA_COMPUTE);
         act(b, x[1], "embeds.e1");

@@ -69,6 +69,10 @@ typedef struct vlai_wallx_shape {
     int64_t state_rows; /* states given: samples, or 0 */
     int64_t labels;  /* -1: no labels at all; else rows that are projected, rounded up */
     int64_t pairs, pairs_window, pairs_full; /* visible pairs of one attention, for FLOPs; a function of the rest */
+    int64_t causal;  /* 1: every query sees the keys of its sample up to its own, and no others */
+    int64_t longest; /* most tokens of a sample, rounded up to 128 in a bucket */
+    int64_t windows; /* of the tower, in all pictures */
+    int64_t longest_window, longest_picture; /* most patches of one */
     float mean[3], std[3];                   /* of the image processor, when pixel_bytes is not 0 */
 } vlai_wallx_shape;
 

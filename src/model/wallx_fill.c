@@ -31,10 +31,14 @@ static void picture_sizes(const vlai_wallx_config *c, int64_t images, const int3
         s->patches += t * patches;
         s->units += t * gh * gw;
         s->pairs_full += t * patches * patches;
+        s->longest_picture = patches > s->longest_picture ? patches : s->longest_picture;
         for (int64_t y = 0; y < gh; y += edge)
             for (int64_t x = 0; x < gw; x += edge) {
                 int64_t h = gh - y < edge ? gh - y : edge, w = gw - x < edge ? gw - x : edge;
-                s->pairs_window += t * (h * w * merge * merge) * (h * w * merge * merge);
+                int64_t size = h * w * merge * merge;
+                s->pairs_window += t * size * size;
+                s->windows += t;
+                s->longest_window = size > s->longest_window ? size : s->longest_window;
             }
     }
 }
@@ -49,6 +53,22 @@ static vla_status check_grids(const vlai_wallx_config *c, const vlai_wallx_batch
                              g[0], g[1], g[2], (long long)merge);
     }
     return VLA_OK;
+}
+
+/* Do the mask columns (model/wallx_mask.h) say that every query sees the keys of its sample up to its own? True for all
+ * that the reference's public loader makes, when actions are causal. */
+static bool is_causal(const vlai_wallx_config *c, const vlai_wallx_tokens *tokens, const vlai_wallx_batch *b)
+{
+    const uint8_t *discrete = b->ar_action_mask ? b->ar_action_mask : b->ar_predict_token_positions;
+    if (c->attention == VLAI_WALLX_FLASH)
+        return true;
+    for (int64_t i = 0; i < b->offset[b->samples]; i++) {
+        bool action = b->ids[i] == tokens->action;
+        if ((b->padding_positions && b->padding_positions[i]) || (discrete && discrete[i] && !action) ||
+            (action && (!c->causal_action_attention_mask || (b->valid_flow_action_positions && !b->valid_flow_action_positions[i]))))
+            return false;
+    }
+    return true;
 }
 
 vla_status vlai_wallx_shape_of(const vlai_wallx_config *c, const vlai_wallx_tokens *tokens, const vlai_wallx_batch *b,
@@ -76,6 +96,8 @@ vla_status vlai_wallx_shape_of(const vlai_wallx_config *c, const vlai_wallx_toke
             return vlai_fail(err, VLA_E_SHAPE, "sample %lld: %lld <|action|> tokens, wanted the action horizon %lld",
                              (long long)s, (long long)actions, (long long)b->horizon);
         out->tokens1 += actions;
+        int64_t length = b->offset[s + 1] - b->offset[s];
+        out->longest = length > out->longest ? length : out->longest;
     }
     if (out->tokens1 && out->tokens1 != b->samples * b->horizon)
         return vlai_fail(err, VLA_E_SHAPE, "%lld action tokens in %lld samples, wanted %lld in each", (long long)out->tokens1,
@@ -98,6 +120,8 @@ vla_status vlai_wallx_shape_of(const vlai_wallx_config *c, const vlai_wallx_toke
         memcpy(out->std, b->std, sizeof out->std);
     }
     out->pairs = pairs_of(b->samples, out->tokens0 + out->tokens1);
+    out->causal = is_causal(c, tokens, b);
+    out->longest = bucket ? (out->longest + 127) / 128 * 128 : out->longest;
     return VLA_OK;
 }
 
@@ -114,6 +138,9 @@ vla_status vlai_wallx_shape_plan(const vlai_wallx_config *c, int64_t samples, in
     out->units *= samples;
     out->pairs_full *= samples;
     out->pairs_window *= samples;
+    out->windows *= samples;
+    out->causal = c->attention == VLAI_WALLX_FLASH || c->causal_action_attention_mask;
+    out->longest = text_tokens + out->units / samples + horizon;
     out->state_rows = c->use_state_string_representation ? 0 : samples;
     out->pixel_bytes = out->patches * 3 * c->vision.patch_size * c->vision.patch_size;
     for (int i = 0; i < 3; i++)
@@ -158,13 +185,18 @@ static void fill_vision(const vlai_wallx_config *c, const vlai_wallx_shape *shap
     int32_t *qpos = at(t, "vision.qpos"), *patches = at(t, "patches");
     int32_t *window_rows = at(t, "vision.rows.window"), *window_cols = at(t, "vision.cols.window");
     int32_t *full_rows = at(t, "vision.rows.full"), *full_cols = at(t, "vision.cols.full");
+    int32_t *windows = at(t, "vision.segments.window"), *pictures = at(t, "vision.segments.full");
     uint8_t *pixels = at(t, "pixels");
-    int64_t unit = 0, first_unit = 0, pixel = 0;
+    int64_t unit = 0, first_unit = 0, pixel = 0, n_windows = 0;
     for (int64_t i = 0; i < P && qpos; i++)
         qpos[i] = (int32_t)i;
     for (int64_t n = 0; n < b->images; n++) {
         int64_t h = b->grid[3 * n + 1], w = b->grid[3 * n + 2], gh = h / merge, gw = w / merge;
         segment(full_rows, full_cols, first_unit * group, (first_unit + gh * gw) * group);
+        if (pictures) {
+            pictures[n] = (int32_t)(first_unit * group);
+            pictures[n + 1] = (int32_t)((first_unit + gh * gw) * group);
+        }
         for (int64_t y0 = 0; y0 < gh; y0 += edge)
             for (int64_t x0 = 0; x0 < gw; x0 += edge) {
                 int64_t start = unit;
@@ -181,6 +213,10 @@ static void fill_vision(const vlai_wallx_config *c, const vlai_wallx_shape *shap
                         }
                     }
                 segment(window_rows, window_cols, start * group, unit * group);
+                if (windows) {
+                    windows[n_windows++] = (int32_t)(start * group);
+                    windows[n_windows] = (int32_t)(unit * group);
+                }
             }
         if (pixels && b->pixels) {
             int64_t stride = w * p * 3;
@@ -267,7 +303,7 @@ static vla_status fill_tokens(const vlai_wallx_config *c, const vlai_wallx_token
     int32_t *ids = at(t, "ids"), *map = at(t, "map"), *at0 = at(t, "at0"), *at1 = at(t, "at1");
     int32_t *qpos = at(t, "qpos"), *rows = at(t, "rows"), *cols = at(t, "cols"), *positions = at(t, "positions");
     int32_t *image_at = at(t, "image_at"), *propri_at = at(t, "propri_at");
-    int32_t *label_rows = at(t, "label_rows"), *label_ids = at(t, "label_ids");
+    int32_t *label_rows = at(t, "label_rows"), *label_ids = at(t, "label_ids"), *segments = at(t, "segments");
     int32_t *qpos_of[2] = {at(t, "qpos0"), at(t, "qpos1")}, *rows_of[2] = {at(t, "rows0"), at(t, "rows1")};
     int64_t count[2] = {0, 0}, image_rows = 0, propri_rows = 0, labels = 0, image = 0;
     uint8_t *is_action = vlai_calloc((size_t)total + 1, 1);
@@ -281,6 +317,10 @@ static vla_status fill_tokens(const vlai_wallx_config *c, const vlai_wallx_token
     memset(scratch, 0, (size_t)n * 9 * sizeof *scratch);
     for (int64_t s = 0; s < b->samples; s++) {
         int64_t first = b->offset[s], end = b->offset[s + 1];
+        if (segments) {
+            segments[s] = (int32_t)first;
+            segments[s + 1] = (int32_t)end;
+        }
         for (int64_t i = first; i < end; i++)
             is_action[i] = b->ids[i] == tokens->action;
         vlai_wallx_positions(c, b, first, end, &image, my_pos, n);
