@@ -42,6 +42,7 @@ static const char plan_help[] =
     "  --recompute none|cheap|layer   what the planned columns make again in the backward pass (memory.recompute, else cheap)\n"
     "  --numerics fp32|bf16|bf16-sr|bf16-plain   (training.numerics; auto: bf16, or fp32 with --device cpu)\n"
     "  --ranks N[,N]        sharding of the optimiser's state to show (1,4,8)\n"
+    "  --fuse none|model|visual|all   where the planned columns join operations, and how often each kind was joined (none)\n"
     "  --text               the whole plan, one line per launch, instead\n"
     "  --json               the figures as one JSON object\n\n"
     "Examples:\n"
@@ -60,7 +61,7 @@ static const char graph_help[] =
     "  vla inspect graph --config configs/libero.yml --batch 1 --backward | grep layers.35\n";
 
 typedef struct request {
-    const char *config, *device, *numerics, *recompute;
+    const char *config, *device, *numerics, *recompute, *fuse;
     const char *const *overrides;
     size_t override_count;
     int64_t batch, text_tokens, vocab; /* 0: not given */
@@ -76,6 +77,7 @@ typedef struct model {
     vlai_wallx_shape shape;
     vla_numerics numerics;
     vla_recompute recompute;
+    unsigned fuse;
     vla_store_use use;
 } model;
 
@@ -132,7 +134,7 @@ static int parse(int argc, char **argv, const char *name, bool graph, request *r
         {"--config", ARG_TEXT, &r->config}, {"--batch", ARG_COUNT, &r->batch}, {"--text-tokens", ARG_COUNT, &r->text_tokens},
         {"--grid", ARG_TEXT, &grid},        {"--vocab", ARG_COUNT, &r->vocab}, {"--json", ARG_FLAG, &r->json},
         {"--device", ARG_TEXT, &r->device}, {"--recompute", ARG_TEXT, &r->recompute},
-        {"--numerics", ARG_TEXT, &r->numerics}, {"--ranks", ARG_TEXT, &ranks}, {"--text", ARG_FLAG, &r->text},
+        {"--numerics", ARG_TEXT, &r->numerics}, {"--ranks", ARG_TEXT, &ranks}, {"--text", ARG_FLAG, &r->text}, {"--fuse", ARG_TEXT, &r->fuse},
     };
     arg_row graphs[SHARED + 1];
     memcpy(graphs, options, SHARED * sizeof *graphs);
@@ -222,6 +224,11 @@ static vla_status load(request *r, model *m, vla_error *err)
     } else if (vlai_config_origin(m->train, "memory.recompute").file || m->train->memory.recompute != VLAI_RECOMPUTE_NONE) {
         m->recompute = (vla_recompute)m->train->memory.recompute; /* the same order */
     }
+    if (r->fuse) {
+        static const char *const regions[] = {"none", "model", "visual", "all"}; /* bits of VLA_FUSE_MODEL, VLA_FUSE_VISUAL */
+        VLA_TRY(choose("--fuse", r->fuse, regions, 4, &choice, err));
+        m->fuse = (unsigned)choice;
+    }
     m->use = m->train->hyperparams.gradient_accumulation_steps > 1 ? VLA_STORE_ACCUMULATE : VLA_STORE_TRAIN;
     if (!r->batch)
         r->batch = m->train->hyperparams.batch_size_per_gpu;
@@ -241,6 +248,7 @@ typedef struct figures {
     size_t lower_bound;     /* of the arena */
     size_t nodes;
     double flops;           /* executed, of one micro-batch */
+    size_t fused[VLAI_FUSE_COUNT];
 } figures;
 
 static vla_status list_parameters(const model *m, vla_store **store, vla_error *err)
@@ -259,6 +267,8 @@ static vla_status make_plan(const request *r, const model *m, const vla_store *s
     o.numerics = m->numerics;
     o.layout = layout;
     o.recompute = recompute;
+    o.fuse = layout == VLA_MEMORY_LIFETIMES ? m->fuse : 0;
+    o.visual_layers = (int)m->config.vision.depth + 1;
     vla_plan *plan = NULL;
     vla_gradient_status *gradients = vlai_calloc(vla_store_count(store) + 1, sizeof *gradients);
     if (!gradients)
@@ -277,6 +287,7 @@ static vla_status make_plan(const request *r, const model *m, const vla_store *s
     out->memory.workspace = !strcmp(r->device, "cpu") ? plan->workspace + plan->widen + threads * plan->workspace_per_thread : DEVICE_WORKSPACE;
     out->lower_bound = plan->memory.peak_bytes > out->memory.inputs ? plan->memory.peak_bytes - out->memory.inputs : 0;
     out->nodes = vla_plan_nodes(plan);
+    memcpy(out->fused, plan->fused, sizeof out->fused);
     out->flops = vla_plan_flops(plan);
     if (text)
         status = vla_plan_print(plan, text, err);
@@ -352,6 +363,9 @@ static void print_summary(const request *r, const model *m, const summary *s)
     printf("%s patches\n", r->images ? "" : " no");
     printf("planned: offsets by lifetime, recompute %s, %zu launches; plain: free lists, recompute none, %zu launches\n",
            recompute_names[m->recompute], s->planned.nodes, s->plain.nodes);
+    for (int p = 0; m->fuse && p < VLAI_FUSE_COUNT; p++)
+        printf("%s %zu %s (saves %s)", p ? ",\n      " : "fused:", s->planned.fused[p], vlai_fuse_name(p), vlai_fuse_saves(p));
+    printf("%s", m->fuse ? "\n" : "");
     print_table(r, s);
     printf("\nplanned activations by recompute, GB:");
     for (int i = 0; i < 3; i++)
@@ -398,6 +412,10 @@ static vla_status print_json(const request *r, const model *m, const summary *s,
                             recompute_names[m->recompute], "planned", figures_json(&s->planned, r), "plain", figures_json(&s->plain, r),
                             "activations", modes, "model_flops_per_sample", s->model_flops.training, "executed_flops_per_sample",
                             s->plain.flops / samples, "seconds", s->seconds);
+    json_t *fused = json_object();
+    for (int p = 0; p < VLAI_FUSE_COUNT; p++)
+        json_object_set_new(fused, vlai_fuse_name(p), json_integer((json_int_t)s->planned.fused[p]));
+    json_object_set_new(out, "fused", fused);
     char *text = out ? json_dumps(out, JSON_INDENT(2)) : NULL;
     json_decref(out);
     if (!text)

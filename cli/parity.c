@@ -12,17 +12,18 @@
 #include <string.h>
 
 static const char help[] =
-    "Usage: vla parity [--json] [--verbose] [--numerics fp32|bf16] [--device cpu] DIR...\n\n"
+    "Usage: vla parity [--json] [--verbose] [--numerics fp32|bf16] [--device cpu] [--fuse] DIR...\n\n"
     "Runs golden cases: folders with a case.json that says what to compute and what the reference computed. A DIR that\n"
     "holds case folders runs all of them. Exit code 0 only if every case passed.\n\n"
     "  --verbose    one line per tensor\n"
+    "  --fuse       model cases with fused operations, and with recompute: cheap, which more of them need\n"
     "  --json       one JSON object per case and line: case, pass, quantities with error, bound and worst tensor\n\n"
     "Examples:\n"
     "  vla parity tests/golden\n"
     "  vla parity --verbose tests/golden/wallx-flow-xloss\n";
 
 typedef struct {
-    bool json, verbose;
+    bool json, verbose, fuse;
     const char *numerics, *device;
     int passed, failed, skipped;
 } options;
@@ -74,6 +75,7 @@ static void run_case(const char *dir, options *o)
     c->verbose = o->verbose && !o->json;
     c->numerics = o->numerics;
     c->device = o->device;
+    c->fuse = o->fuse;
     vla_status status = vlai_parity_run(dir, c, &err);
     bool pass = status == VLA_OK && (c->count > 0 || c->skipped);
     for (int i = 0; i < c->count; i++)
@@ -121,7 +123,7 @@ int command_parity(int argc, char **argv)
 {
     options o = {.numerics = "fp32", .device = "cpu"};
     const arg_row rows[] = {{"--json", ARG_FLAG, &o.json}, {"--verbose", ARG_FLAG, &o.verbose},
-                            {"--numerics", ARG_TEXT, &o.numerics}, {"--device", ARG_TEXT, &o.device}};
+                            {"--numerics", ARG_TEXT, &o.numerics}, {"--device", ARG_TEXT, &o.device}, {"--fuse", ARG_FLAG, &o.fuse}};
     args a = {.name = "parity", .help = help, .rows = rows, .count = sizeof rows / sizeof *rows, .positionals = true};
     vla_error err = VLA_ERROR_INIT;
     int code = args_parse(&a, argc, argv);

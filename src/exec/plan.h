@@ -3,11 +3,13 @@
 #define VLAI_PLAN_H
 
 #include "graph/graph.h"
+#include "pass/fuse.h"
 #include "pass/pass.h"
 
 struct vla_plan {
     vla_graph *graph;
     vla_plan_options options;
+    size_t fused[VLAI_FUSE_COUNT]; /* rewrites of each pattern */
     vlai_memory memory;
     vla_plan_memory bytes;
     size_t workspace;            /* largest shared scratch of any node */

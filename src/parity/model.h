@@ -14,12 +14,16 @@ typedef struct vlai_parity_model {
     vla_store *store;
     vla_executor *executor;
     vla_numerics numerics;
+    bool fuse;
     struct { double loss, act, dact, grads, after, after_median, step_loss, grad_norm; } bound;
 } vlai_parity_model;
 
 /* Opens what the case has; with_weights also makes a training store and fills it. */
 vla_status vlai_parity_model_open(vlai_parity_case *c, bool with_weights, bool accumulate, vlai_parity_model *m, vla_error *err);
 void vlai_parity_model_close(vlai_parity_model *m);
+
+/* How the case's graphs are planned. */
+vla_plan_options vlai_parity_plan(const vlai_parity_model *m);
 
 /* One micro-batch out of inputs.safetensors; everything lies in one arena. */
 typedef struct vlai_parity_micro {

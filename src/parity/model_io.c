@@ -36,10 +36,22 @@ static vla_status open_weights(const vlai_parity_case *c, vlai_safetensors **out
     return *out ? VLA_OK : vlai_parity_open(c, "model.safetensors.index.json", out, err);
 }
 
+vla_plan_options vlai_parity_plan(const vlai_parity_model *m)
+{
+    vla_plan_options options = VLA_PLAN_OPTIONS_DEFAULT;
+    options.numerics = m->numerics;
+    if (m->fuse) {
+        options.recompute = VLA_RECOMPUTE_CHEAP;
+        options.fuse = VLA_FUSE_MODEL | VLA_FUSE_VISUAL;
+        options.visual_layers = (int)m->config.vision.depth + 1;
+    }
+    return options;
+}
+
 vla_status vlai_parity_model_open(vlai_parity_case *c, bool with_weights, bool accumulate, vlai_parity_model *m, vla_error *err)
 {
     char path[4096];
-    *m = (vlai_parity_model){.numerics = strcmp(c->numerics, "bf16") ? VLA_FP32 : VLA_BF16_MASTER};
+    *m = (vlai_parity_model){.numerics = strcmp(c->numerics, "bf16") ? VLA_FP32 : VLA_BF16_MASTER, .fuse = c->fuse};
     m->bound.loss = tolerance(c, "loss", 1e-6);
     m->bound.act = tolerance(c, "act", 1e-5);
     m->bound.dact = tolerance(c, "dact", 1e-4);

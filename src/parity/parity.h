@@ -50,6 +50,7 @@ typedef struct vlai_parity_case {
     json_t *meta;      /* case.json */
     const char *numerics, *device; /* "fp32", "cpu" */
     bool verbose;      /* print each tensor */
+    bool fuse;         /* model cases: plans with fused operations and cheap recompute */
     vlai_parity_quantity quantities[64];
     int count;
     bool skipped;      /* the stage does not apply on this device; `note` says why */

@@ -23,8 +23,7 @@ static double bf16_bound(const vlai_parity_case *c, const char *what, const char
 
 static vla_status build_run(const vlai_parity_model *m, vla_graph *graph, vla_plan **plan, vla_run **run, vla_error *err)
 {
-    vla_plan_options options = VLA_PLAN_OPTIONS_DEFAULT;
-    options.numerics = m->numerics;
+    vla_plan_options options = vlai_parity_plan(m);
     VLA_TRY(vla_plan_build(graph, &options, plan, err));
     return vla_run_create(m->executor, *plan, m->store, run, err);
 }

@@ -6,6 +6,7 @@
  *   vlai_pass_precision  precision.c  symbolic types become concrete, identity casts go
  *   vlai_pass_update     update.c     adds accumulation, or clip and AdamW
  *   vlai_pass_recompute  recompute.c  forward values are made again in the backward pass instead of kept
+ *   vlai_pass_fuse       fuse.c       (pass/fuse.h) nodes are joined into fused operations
  *   vlai_pass_memory     memory.c     offsets in one arena, by lifetime */
 #ifndef VLAI_PASS_H
 #define VLAI_PASS_H
