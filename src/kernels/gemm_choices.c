@@ -42,13 +42,13 @@ static bool read_line(const char *line, vlai_gemm_shape *s, vlai_gemm_choice *c)
     int operand, result, bias_type;
     uint64_t *w = c->words;
     int n = sscanf(line, "%" SCNd64 " %" SCNd64 " %" SCNd64 " %d %d %d %d %d %d %d %d %" SCNu64
-                   " %" SCNx64 " %" SCNx64 " %" SCNx64 " %" SCNx64 " %" SCNx64 " %" SCNx64 " %" SCNx64 " %" SCNx64,
+                   " %f %" SCNx64 " %" SCNx64 " %" SCNx64 " %" SCNx64 " %" SCNx64 " %" SCNx64 " %" SCNx64 " %" SCNx64,
                    &s->m, &s->n, &s->k, &s->transpose_a, &s->transpose_b, &s->bias, &s->residual, &s->sums, &operand, &result,
-                   &bias_type, &c->workspace, &w[0], &w[1], &w[2], &w[3], &w[4], &w[5], &w[6], &w[7]);
+                   &bias_type, &c->workspace, &c->milliseconds, &w[0], &w[1], &w[2], &w[3], &w[4], &w[5], &w[6], &w[7]);
     s->operand = (vla_dtype)operand;
     s->result = (vla_dtype)result;
     s->bias_type = (vla_dtype)bias_type;
-    return n == 20;
+    return n == 21;
 }
 
 static vla_status put(vlai_gemm_choices *c, const vlai_gemm_shape *shape, const vlai_gemm_choice *choice, bool used, vla_error *err)
@@ -125,9 +125,9 @@ static void print(const vlai_gemm_choices *c, bool all, vlai_text *out)
         const vlai_gemm_shape *s = &c->entries[i].shape;
         if (!all && !c->entries[i].used)
             continue;
-        vlai_text_printf(out, "%" PRId64 " %" PRId64 " %" PRId64 " %d %d %d %d %d %d %d %d %" PRIu64, s->m, s->n, s->k, s->transpose_a,
+        vlai_text_printf(out, "%" PRId64 " %" PRId64 " %" PRId64 " %d %d %d %d %d %d %d %d %" PRIu64 " %.4f", s->m, s->n, s->k, s->transpose_a,
                          s->transpose_b, s->bias, s->residual, s->sums, (int)s->operand, (int)s->result, (int)s->bias_type,
-                         c->entries[i].choice.workspace);
+                         c->entries[i].choice.workspace, (double)c->entries[i].choice.milliseconds);
         for (int w = 0; w < 8; w++)
             vlai_text_printf(out, " %" PRIx64, c->entries[i].choice.words[w]);
         vlai_text_puts(out, "\n");

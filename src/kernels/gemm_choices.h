@@ -1,8 +1,8 @@
 /* Which algorithm a matrix product takes, by shape: found once by timing, kept in a file per GPU and library version, and
  * in checkpoints, because another algorithm gives other bits.
  *
- * As text one line per choice: m n k transpose_a transpose_b bias residual sums operand result bias_type workspace w0 .. w7,
- * the words in hexadecimal. Threads: one caller at a time; several processes may share the file (it is written whole). */
+ * As text one line per choice: m n k transpose_a transpose_b bias residual sums operand result bias_type workspace
+ * milliseconds w0 .. w7, the words in hexadecimal. Threads: one caller at a time; several processes may share the file (it is written whole). */
 #ifndef VLAI_GEMM_CHOICES_H
 #define VLAI_GEMM_CHOICES_H
 

@@ -1,19 +1,20 @@
-/* matmul: cuBLASLt does the work; its descriptors and algorithm are made when the run is bound. Where the library has no
- * form that also gives the column sums, a kernel of ours makes them. */
+/* matmul: cuBLASLt does the work; its descriptors and algorithm are made when the run is bound. Column sums come from the
+ * library's epilogue or from a kernel of ours: where it has none, and where timing finds the kernel faster. */
 #include "kernels/cuda.h"
 
 #include "base/fail.h"
 #include "base/memory.h"
+#include "kernels/device.h"
 #include "kernels/gemm_choices.h"
 #include "vendor/cublaslt.h"
 
-enum { WORKSPACE = 32 << 20 };
+enum { WORKSPACE = 32 << 20, APART = -1 };
 
 typedef struct {
     vlai_gemm *gemm;
+    vlai_gemm *apart; /* instead of gemm, when the sums are made apart */
     vlai_node sums_node;
-    vlai_cuda_call sums; /* op col_sum, when it runs apart */
-    bool apart;
+    vlai_cuda_call sums; /* op col_sum */
 } prepared;
 
 static bool has_sums(const vlai_cuda_call *call)
@@ -27,6 +28,7 @@ static vlai_gemm_operands operands_of(const vlai_cuda_call *call)
                                 .bias = has_sums(call) ? call->out[1].data : call->in[2].data};
 }
 
+/* The algorithm of a product: one that was chosen before, else by timing when that is wanted. */
 static vla_status choose(const vlai_cuda_context *context, const vlai_cuda_call *call, const vlai_gemm_shape *s, vlai_gemm *gemm,
                          vla_error *err)
 {
@@ -36,12 +38,61 @@ static vla_status choose(const vlai_cuda_context *context, const vlai_cuda_call 
         return VLA_OK;
     if (vlai_gemm_choices_find(context->choices, s, &choice) && vlai_cublaslt_choice_set(gemm, &choice) == 0)
         return VLA_OK;
-    int code = vlai_cublaslt_search(gemm, &o, context->search, call->workspace, call->stream, NULL);
+    int code = vlai_cublaslt_search(gemm, &o, context->search, call->workspace, call->stream, &choice.milliseconds);
     if (code)
         return vlai_fail(err, VLA_E_CUDA, "matmul [%lld,%lld] x [%lld,%lld]: no algorithm of cuBLASLt runs: %s", (long long)s->m,
                          (long long)s->k, (long long)s->k, (long long)s->n, vlai_cublaslt_error(code));
     vlai_cublaslt_choice_get(gemm, &choice);
     return vlai_gemm_choices_put(context->choices, s, &choice, err);
+}
+
+static vla_status no_algorithm(const vlai_gemm_shape *s, int code, vla_error *err)
+{
+    return vlai_fail(err, VLA_E_CUDA, "cuBLASLt has no algorithm for [%lld,%lld] x [%lld,%lld] of %s: %s", (long long)s->m, (long long)s->k,
+                     (long long)s->k, (long long)s->n, vla_dtype_name(s->operand), vlai_cublaslt_error(code));
+}
+
+/* The product with its sums made by a kernel of ours. */
+static vla_status make_apart(const vlai_cuda_context *context, const vlai_cuda_call *call, vlai_gemm_shape s, size_t most, prepared *p,
+                             vla_error *err)
+{
+    p->sums_node = (vlai_node){.op = VLAI_OP_col_sum, .n_inputs = 1, .n_outputs = 1, .attrs = {.matmul = {.dtype = s.bias_type}}};
+    p->sums = *call;
+    p->sums.node = &p->sums_node;
+    p->sums.plan = NULL;
+    p->sums.out[0] = call->out[1];
+    s.sums = 0;
+    int code = vlai_cublaslt_prepare(context->cublaslt, &s, most, &p->apart);
+    return code ? no_algorithm(&s, code, err) : choose(context, call, &s, p->apart, err);
+}
+
+static float milliseconds_of(const vlai_cuda_context *context, const vlai_gemm_shape *shape)
+{
+    vlai_gemm_choice choice;
+    return vlai_gemm_choices_find(context->choices, shape, &choice) ? choice.milliseconds : 0;
+}
+
+/* Time of the column sums alone: median of a few launches. Negative when it cannot be had. */
+static float time_sums(const prepared *p)
+{
+    enum { ROUNDS = 5 };
+    void *start = NULL, *end = NULL;
+    float ms[ROUNDS], result = -1;
+    int code = vlai_device_event_create(&start);
+    if (!code)
+        code = vlai_device_event_create(&end);
+    for (int r = 0; !code && r < ROUNDS; r++)
+        if ((code = vlai_device_event_record(start, p->sums.stream)) || (code = vlai_cuda_col_sum(&p->sums)) ||
+            (code = vlai_device_event_record(end, p->sums.stream)) || (code = vlai_device_event_elapsed(start, end, &ms[r])))
+            break;
+    if (!code) {
+        result = ms[1];
+        for (int r = 2; r < ROUNDS; r++)
+            result = ms[r] < result ? ms[r] : result;
+    }
+    vlai_device_event_destroy(start);
+    vlai_device_event_destroy(end);
+    return result;
 }
 
 vla_status vlai_cuda_matmul_prepare(const vlai_cuda_context *context, vlai_cuda_call *call, vla_error *err)
@@ -64,28 +115,37 @@ vla_status vlai_cuda_matmul_prepare(const vlai_cuda_context *context, vlai_cuda_
         return vlai_nomem(err, sizeof *p);
     size_t most = call->workspace_bytes < WORKSPACE ? call->workspace_bytes : WORKSPACE;
     int code = vlai_cublaslt_prepare(context->cublaslt, &s, most, &p->gemm);
-    if (code && s.sums) {
-        vlai_cublaslt_release(p->gemm);
-        p->apart = true;
-        p->sums_node = (vlai_node){.op = VLAI_OP_col_sum, .n_inputs = 1, .n_outputs = 1, .attrs = {.matmul = {.dtype = s.bias_type}}};
-        p->sums = *call;
-        p->sums.node = &p->sums_node;
-        p->sums.plan = NULL;
-        p->sums.out[0] = call->out[1];
-        s.sums = 0;
-        code = vlai_cublaslt_prepare(context->cublaslt, &s, most, &p->gemm);
+    if (code && !s.sums)
+        return no_algorithm(&s, code, err);
+    if (!s.sums)
+        return choose(context, call, &s, p->gemm, err);
+    /* With sums there are two ways; which one was taken is part of the choice, as it decides bits: APART as its time. */
+    vlai_gemm_choice choice;
+    bool chosen = context->search && vlai_gemm_choices_find(context->choices, &s, &choice);
+    if (!code && (!context->search || (chosen && choice.milliseconds >= 0)))
+        return choose(context, call, &s, p->gemm, err);
+    VLA_TRY(make_apart(context, call, s, most, p, err));
+    if (code || chosen)
+        return VLA_OK;
+    VLA_TRY(choose(context, call, &s, p->gemm, err));
+    vlai_gemm_shape bare = s;
+    bare.sums = 0;
+    float sums = time_sums(p);
+    if (sums < 0 || milliseconds_of(context, &s) <= milliseconds_of(context, &bare) + sums) {
+        vlai_cublaslt_release(p->apart);
+        p->apart = NULL;
+        return VLA_OK;
     }
-    if (code)
-        return vlai_fail(err, VLA_E_CUDA, "cuBLASLt has no algorithm for [%lld,%lld] x [%lld,%lld] of %s: %s", (long long)s.m,
-                         (long long)s.k, (long long)s.k, (long long)s.n, vla_dtype_name(s.operand), vlai_cublaslt_error(code));
-    return choose(context, call, &s, p->gemm, err);
+    return vlai_gemm_choices_put(context->choices, &s, &(vlai_gemm_choice){.milliseconds = APART}, err);
 }
 
 void vlai_cuda_matmul_release(vlai_cuda_call *call)
 {
     prepared *p = call->plan;
-    if (p)
+    if (p) {
         vlai_cublaslt_release(p->gemm);
+        vlai_cublaslt_release(p->apart);
+    }
     vlai_free(p);
     call->plan = NULL;
 }
@@ -94,7 +154,7 @@ int vlai_cuda_matmul(const vlai_cuda_call *call)
 {
     const prepared *p = call->plan;
     vlai_gemm_operands o = operands_of(call);
-    int code = vlai_cublaslt_run(p->gemm, &o, call->workspace, call->stream);
+    int code = vlai_cublaslt_run(p->apart ? p->apart : p->gemm, &o, call->workspace, call->stream);
     if (code)
         return 100000 + code; /* told apart from CUDA's own numbers */
     return p->apart ? vlai_cuda_col_sum(&p->sums) : 0;

@@ -22,6 +22,7 @@ typedef struct vlai_gemm_shape {
 typedef struct vlai_gemm_choice {
     uint64_t words[8];
     uint64_t workspace; /* bytes that it needs */
+    float milliseconds; /* its median time when it was chosen */
 } vlai_gemm_choice;
 
 typedef struct vlai_gemm vlai_gemm;

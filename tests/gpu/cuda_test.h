@@ -222,7 +222,7 @@ typedef struct op_case {
     tensor in[VLAI_MAX_INPUTS], out[VLAI_MAX_OUTPUTS];
     int n_in, n_out;
     tolerance within;
-    void *(*prepare)(const struct op_case *c); /* matmul: what the vendor library wants; or NULL */
+    const vlai_cuda_context *context; /* for operations that are prepared */
     int aligned_only;
     vlai_value_info values[VLAI_MAX_INPUTS + VLAI_MAX_OUTPUTS];
     vla_graph graph;
@@ -343,12 +343,16 @@ static inline int run_device(const op_case *c, int shifted, int over, void **out
     buffer workspace = buffer_of(NULL, wanted, 0);
     call.workspace = workspace.data;
     call.workspace_bytes = wanted;
-    call.plan = c->prepare ? c->prepare(c) : NULL;
-
-    int code = c->cuda(&call), ok = code == 0;
-    if (code)
-        fail("the launcher returns %d: %s", code, vlai_device_error(code));
+    const vlai_cuda_preparer *preparer = &vlai_cuda_preparers[c->op];
+    vla_error err = VLA_ERROR_INIT;
+    int ok = !c->context || !preparer->prepare || preparer->prepare(c->context, &call, &err) == VLA_OK, code = 0;
+    if (!ok)
+        fail("%s", err.message);
+    else if ((code = c->cuda(&call)))
+        ok = 0, fail("the launcher returns %d: %s", code, vlai_device_error(code));
     code = vlai_device_synchronize(test_state.stream);
+    if (c->context && preparer->release)
+        preparer->release(&call);
     if (code) {
         fail("the kernel ends with %d: %s", code, vlai_device_error(code));
         exit(1); /* the device's context is lost */

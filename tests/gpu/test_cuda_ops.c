@@ -419,27 +419,10 @@ static void attention(void)
     }
 }
 
-static void *blas_handle;
-
-static void *prepare_matmul(const op_case *c)
-{
-    static vlai_gemm *last;
-    const vlai_attrs *a = &c->node.attrs;
-    int ta = a->matmul.transpose_a, tb = a->matmul.transpose_b;
-    vlai_gemm_shape shape = {.m = c->in[0].shape[ta ? 1 : 0], .k = c->in[0].shape[ta ? 0 : 1], .n = c->in[1].shape[tb ? 0 : 1], .transpose_a = ta,
-                             .transpose_b = tb, .bias = c->n_in > 2, .operand = c->in[0].dtype, .result = c->out[0].dtype,
-                             .bias_type = c->n_in > 2 ? c->in[2].dtype : VLA_DTYPE_NONE};
-    vlai_cublaslt_release(last);
-    last = NULL;
-    int code = vlai_cublaslt_prepare(blas_handle, &shape, c->workspace(&c->graph, &c->node), &last);
-    if (code)
-        fail("cuBLASLt: %s", vlai_cublaslt_error(code));
-    return last;
-}
-
 static void matmul(void)
 {
-    int code = vlai_cublaslt_open(&blas_handle);
+    vlai_cuda_context context = {0};
+    int code = vlai_cublaslt_open(&context.cublaslt);
     if (code) {
         fail("cuBLASLt: %s", vlai_cublaslt_error(code));
         test_state.failed++;
@@ -451,15 +434,21 @@ static void matmul(void)
                 EACH(int64_t, m, 8, 40, 264)
                     EACH(int64_t, k, 16, 72, 512) {
                         int64_t n = 136;
-                        vlai_attrs a = {.matmul = {.transpose_a = ta, .transpose_b = tb, .dtype = t}};
+                        vlai_attrs a = {.matmul = {.transpose_a = ta, .transpose_b = tb, .dtype = t}}, sums = a;
+                        sums.matmul.sums = t;
                         tolerance within = {.row = 1e-5};
-                        CHECK(matmul, a, within, OPERANDS(reals(t, 2, ta ? (int64_t[]){k, m} : (int64_t[]){m, k}), reals(t, 2, tb ? (int64_t[]){n, k} : (int64_t[]){k, n})),
-                              RESULTS(result(t, SHAPE2(m, n))), .prepare = prepare_matmul, .aligned_only = 1);
-                        if (!ta && tb)
-                            CHECK(matmul, a, within, OPERANDS(reals(t, SHAPE2(m, k)), reals(t, SHAPE2(n, k)), reals(t, SHAPE1(n))),
-                                  RESULTS(result(t, SHAPE2(m, n))), .prepare = prepare_matmul, .aligned_only = 1);
+                        tensor x = reals(t, 2, ta ? (int64_t[]){k, m} : (int64_t[]){m, k}), y = reals(t, 2, tb ? (int64_t[]){n, k} : (int64_t[]){k, n});
+                        CHECK(matmul, a, within, OPERANDS(x, y), RESULTS(result(t, SHAPE2(m, n))), .context = &context, .aligned_only = 1);
+                        CHECK(matmul, a, within, OPERANDS(x, y, reals(t, SHAPE1(n))), RESULTS(result(t, SHAPE2(m, n))), .context = &context, .aligned_only = 1);
+                        CHECK(matmul, a, within, OPERANDS(x, y, (tensor){0}, reals(t, SHAPE2(m, n))), RESULTS(result(t, SHAPE2(m, n))), .context = &context,
+                              .aligned_only = 1);
+                        CHECK(matmul, a, within, OPERANDS(x, y, reals(t, SHAPE1(n)), reals(t, SHAPE2(m, n))), RESULTS(result(t, SHAPE2(m, n))),
+                              .context = &context, .aligned_only = 1);
+                        if (ta)
+                            CHECK(matmul, sums, within, OPERANDS(x, y), RESULTS(result(t, SHAPE2(m, n)), result(t, SHAPE1(m))), .context = &context,
+                                  .aligned_only = 1);
                     }
-    vlai_cublaslt_close(blas_handle);
+    vlai_cublaslt_close(context.cublaslt);
 }
 
 int main(int argc, char **argv)
