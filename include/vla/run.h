@@ -59,7 +59,12 @@ VLA_API vla_status vla_store_add(vla_store *store, const char *name, vla_dtype d
 VLA_API vla_status vla_store_allocate(vla_store *store, vla_numerics numerics, vla_store_use use, vla_error *err);
 VLA_API size_t vla_store_count(const vla_store *store);
 VLA_API int64_t vla_store_find(const vla_store *store, const char *name); /* -1 when absent */
-/* data is NULL when the kind is not kept for this parameter. */
+/* Before vla_store_allocate: keeps a parameter in memory as runs of `run` elements, each `pitch` elements after the one before,
+ * with zeros between that stay zero (their gradient must be). Graphs then see elements / run * pitch elements, so that a
+ * width that no tensor core likes can be rounded up; shapes, checkpoints and the calls below keep the checkpoint's order. */
+VLA_API vla_status vla_store_pad(vla_store *store, const char *name, int64_t run, int64_t pitch, vla_error *err);
+/* Shape and elements of the checkpoint. data is NULL when the kind is not kept for this parameter; it is in the checkpoint's
+ * order unless the parameter is padded. */
 VLA_API vla_tensor vla_store_tensor(const vla_store *store, vla_store_kind kind, size_t index);
 /* Bytes that the layout takes, also before vla_store_allocate (for planning). */
 VLA_API size_t vla_store_bytes(const vla_store *store, vla_store_kind kind, vla_numerics numerics, vla_store_use use);
@@ -77,7 +82,7 @@ VLA_API vla_status vla_store_push(vla_store *store, vla_store_kind kind, vla_err
  * of 1 << vla_store_kind. A kind without host memory has no vla_tensor.data; it is read and written in pieces. */
 VLA_API vla_status vla_store_allocate_on(vla_store *store, vla_executor *executor, vla_numerics numerics, vla_store_use use,
                                          unsigned host_kinds, vla_error *err);
-/* n elements of a tensor from `first` on, in its stored type, to and from where runs find them: the device when the store
+/* n elements of a tensor from `first` on, in the checkpoint's order and its stored type, to and from where runs find them: the device when the store
  * has a home there (the host copy is not touched), else host memory. */
 VLA_API vla_status vla_store_write(vla_store *store, vla_store_kind kind, size_t index, int64_t first, int64_t n,
                                    const void *data, vla_error *err);

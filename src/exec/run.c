@@ -125,12 +125,12 @@ static vla_status bind_persistent(const vla_executor *ex, const vlai_value_info 
     int64_t index = store ? vla_store_find(store, name) : -1;
     if (index < 0)
         return vlai_fail(err, VLA_E_NOT_FOUND, "parameter '%s' of the plan is not in the store", name);
-    vla_tensor t = vla_store_tensor(store, kind, (size_t)index);
+    const vlai_param *p = &store->params[index];
     void *place = vlai_store_place(store, ex, kind, (size_t)index);
-    if (t.elements != v->elements || t.dtype != v->dtype)
+    if (p->stored != v->elements || p->dtype[kind] != v->dtype)
         return vlai_fail(err, VLA_E_SHAPE, "parameter '%s': the plan wants %lld elements of %s, the store has %lld of %s%s",
-                         v->name, (long long)v->elements, vlai_graph_dtype_name(v->dtype), (long long)t.elements,
-                         vla_dtype_name(t.dtype), t.dtype == VLA_DTYPE_NONE ? " and keeps no such tensor" : "");
+                         v->name, (long long)v->elements, vlai_graph_dtype_name(v->dtype), (long long)p->stored,
+                         vla_dtype_name(p->dtype[kind]), p->dtype[kind] == VLA_DTYPE_NONE ? " and keeps no such tensor" : "");
     *data = place;
     return *data ? VLA_OK
                  : vlai_fail(err, VLA_E_INVALID, "parameter '%s': the store is not on the device %s", v->name, ex->backend->name);

@@ -83,6 +83,7 @@ vla_status vla_store_add(vla_store *store, const char *name, vla_dtype dtype, in
         if (shape[i] < 0 || __builtin_mul_overflow(p->elements, shape[i], &p->elements))
             return vlai_fail(err, VLA_E_SHAPE, "parameter '%s': dimension %d is %lld", name, i, (long long)shape[i]);
     }
+    p->run = p->pitch = p->stored = p->elements;
     p->name = vlai_arena_strdup(&store->names, name);
     if (!p->name)
         return vlai_nomem(err, strlen(name));
@@ -99,6 +100,23 @@ vla_status vla_store_add(vla_store *store, const char *name, vla_dtype dtype, in
         store->table_size = size;
     }
     index_names(store);
+    return VLA_OK;
+}
+
+vla_status vla_store_pad(vla_store *store, const char *name, int64_t run, int64_t pitch, vla_error *err)
+{
+    int64_t index = vla_store_find(store, name), stored;
+    if (index < 0)
+        return vlai_fail(err, VLA_E_NOT_FOUND, "parameter '%s' is not in the store", name);
+    vlai_param *p = &store->params[index];
+    if (store->arena[VLA_STORE_WEIGHT])
+        return vlai_fail(err, VLA_E_INVALID, "parameter '%s': the store is already allocated", name);
+    if (run <= 0 || pitch < run || p->elements % run != 0 || __builtin_mul_overflow(p->elements / run, pitch, &stored))
+        return vlai_fail(err, VLA_E_SHAPE, "parameter '%s' of %lld elements in runs of %lld, %lld apart", name, (long long)p->elements,
+                         (long long)run, (long long)pitch);
+    p->run = run;
+    p->pitch = pitch;
+    p->stored = stored;
     return VLA_OK;
 }
 
@@ -131,7 +149,7 @@ size_t vla_store_bytes(const vla_store *store, vla_store_kind kind, vla_numerics
 {
     size_t total = 0;
     for (size_t i = 0; i < store->count; i++)
-        total += padded((size_t)store->params[i].elements * vla_dtype_size(stored_type(&store->params[i], kind, numerics, use)));
+        total += padded((size_t)store->params[i].stored * vla_dtype_size(stored_type(&store->params[i], kind, numerics, use)));
     return total;
 }
 
@@ -145,7 +163,7 @@ void vlai_store_lay_out(vla_store *store, vla_numerics numerics, vla_store_use u
             vlai_param *p = &store->params[i];
             p->dtype[k] = stored_type(p, k, numerics, use);
             p->offset[k] = offset;
-            offset += padded((size_t)p->elements * vla_dtype_size(p->dtype[k]));
+            offset += padded((size_t)p->stored * vla_dtype_size(p->dtype[k]));
         }
     }
 }
@@ -189,19 +207,68 @@ vla_status vla_store_allocate_on(vla_store *store, vla_executor *ex, vla_numeric
     return VLA_OK;
 }
 
+/* Host memory of an element, or NULL. */
+static void *place_of(const vla_store *store, vla_store_kind kind, const vlai_param *p, int64_t element)
+{
+    if (!store->arena[kind] || p->dtype[kind] == VLA_DTYPE_NONE)
+        return NULL;
+    return (char *)store->arena[kind] + p->offset[kind] + (size_t)vlai_param_at(p, element) * vla_dtype_size(p->dtype[kind]);
+}
+
+void vlai_param_copy(const vlai_param *p, size_t size, int64_t first, int64_t n, void *range, void *packed, int pack)
+{
+    int64_t base = vlai_param_at(p, first);
+    for (int64_t done = 0, m; done < n; done += m) {
+        m = vlai_param_span(p, first + done, n - done);
+        char *stored = (char *)range + (size_t)(vlai_param_at(p, first + done) - base) * size, *plain = (char *)packed + (size_t)done * size;
+        memcpy(pack ? plain : stored, pack ? stored : plain, (size_t)m * size);
+    }
+}
+
+/* The range of a padded tensor that holds elements first..first+n-1, through memory of its own. */
+static vla_status transfer_padded(const vla_store *store, vla_store_kind kind, const vlai_param *p, int64_t first, int64_t n, char *data,
+                                  int to_store, vla_error *err)
+{
+    enum { PART = 1 << 20 };
+    size_t size = vla_dtype_size(p->dtype[kind]), room = (size_t)vlai_param_range(p, PART < n ? PART : n) * size;
+    char *range = vlai_calloc(room + 1, 1);
+    if (!range)
+        return vlai_nomem(err, room);
+    vla_status status = VLA_OK;
+    for (int64_t done = 0, m; status == VLA_OK && done < n; done += m) {
+        m = n - done < PART ? n - done : PART;
+        int64_t base = vlai_param_at(p, first + done), end = vlai_param_at(p, first + done + m - 1) + 1;
+        void *home = (char *)store->device[kind] + p->offset[kind] + (size_t)base * size;
+        if (to_store) {
+            memset(range, 0, (size_t)(end - base) * size);
+            vlai_param_copy(p, size, first + done, m, range, data + (size_t)done * size, 0);
+        }
+        status = store->executor->backend->store_copy(store->executor, home, range, (size_t)(end - base) * size, to_store, err);
+        if (!to_store)
+            vlai_param_copy(p, size, first + done, m, range, data + (size_t)done * size, 1);
+    }
+    vlai_free(range);
+    return status;
+}
+
 /* Copies raw elements between the caller's memory and where the store's truth is: the device when it has a home there. */
 static vla_status transfer(const vla_store *store, vla_store_kind kind, size_t index, int64_t first, int64_t n, void *data,
                            int to_store, vla_error *err)
 {
     const vlai_param *p = &store->params[index];
-    size_t size = vla_dtype_size(p->dtype[kind]), at = p->offset[kind] + (size_t)first * size, bytes = (size_t)n * size;
+    size_t size = vla_dtype_size(p->dtype[kind]);
     if (p->dtype[kind] == VLA_DTYPE_NONE || first < 0 || n < 0 || first + n > p->elements)
         return vlai_fail(err, VLA_E_INVALID, "parameter '%s': elements %lld to %lld of a tensor of %lld", p->name, (long long)first,
                          (long long)(first + n), (long long)(p->dtype[kind] == VLA_DTYPE_NONE ? 0 : p->elements));
-    if (store->device[kind])
-        return store->executor->backend->store_copy(store->executor, (char *)store->device[kind] + at, data, bytes, to_store, err);
-    char *home = (char *)store->arena[kind] + at;
-    memcpy(to_store ? home : data, to_store ? data : home, bytes);
+    if (n == 0)
+        return VLA_OK;
+    if (!store->device[kind])
+        vlai_param_copy(p, size, first, n, place_of(store, kind, p, first), data, !to_store);
+    else if (vlai_param_span(p, first, n) < n)
+        return transfer_padded(store, kind, p, first, n, data, to_store, err);
+    else
+        return store->executor->backend->store_copy(store->executor, (char *)store->device[kind] + p->offset[kind] + (size_t)vlai_param_at(p, first) * size,
+                                                    data, (size_t)n * size, to_store, err);
     return VLA_OK;
 }
 
@@ -300,34 +367,61 @@ static void split_master(float f, uint16_t *high, uint16_t *low)
     *high = (uint16_t)((bits >> 16) + (*low >> 15));
 }
 
+/* ---- elements in the checkpoint's order ---- */
+
+static void floats_of(vla_dtype dtype, const void *from, const uint16_t *low, int64_t n, float *out)
+{
+    const uint16_t *half = from;
+    if (dtype == VLA_F32)
+        memcpy(out, from, (size_t)n * sizeof *out);
+    else if (dtype == VLA_F64)
+        for (int64_t i = 0; i < n; i++)
+            out[i] = (float)((const double *)from)[i];
+    else if (low)
+        for (int64_t i = 0; i < n; i++)
+            out[i] = join_master(half[i], low[i]);
+    else
+        for (int64_t i = 0; i < n; i++)
+            out[i] = vlai_bf16_to_float(half[i]);
+}
+
+void vlai_store_floats(const vla_store *store, vla_store_kind kind, size_t index, int64_t first, int64_t n, float *out)
+{
+    const vlai_param *p = &store->params[index];
+    for (int64_t done = 0, m; done < n; done += m) {
+        m = vlai_param_span(p, first + done, n - done);
+        floats_of(p->dtype[kind], place_of(store, kind, p, first + done), NULL, m, out + done);
+    }
+}
+
 void vla_store_get_float(const vla_store *store, size_t index, int64_t first, int64_t n, float *out)
 {
-    vla_tensor w = vla_store_tensor(store, VLA_STORE_WEIGHT, index), low = vla_store_tensor(store, VLA_STORE_LOW, index);
-    for (int64_t i = 0; i < n; i++) {
-        int64_t at = first + i;
-        if (w.dtype == VLA_F32)
-            out[i] = ((const float *)w.data)[at];
-        else if (w.dtype == VLA_F64)
-            out[i] = (float)((const double *)w.data)[at];
-        else if (low.data)
-            out[i] = join_master(((const uint16_t *)w.data)[at], ((const uint16_t *)low.data)[at]);
-        else
-            out[i] = vlai_bf16_to_float(((const uint16_t *)w.data)[at]);
+    const vlai_param *p = &store->params[index];
+    for (int64_t done = 0, m; done < n; done += m) {
+        m = vlai_param_span(p, first + done, n - done);
+        floats_of(p->dtype[VLA_STORE_WEIGHT], place_of(store, VLA_STORE_WEIGHT, p, first + done), place_of(store, VLA_STORE_LOW, p, first + done), m,
+                  out + done);
     }
 }
 
 void vla_store_set_float(vla_store *store, size_t index, int64_t first, int64_t n, const float *values)
 {
-    vla_tensor w = vla_store_tensor(store, VLA_STORE_WEIGHT, index), low = vla_store_tensor(store, VLA_STORE_LOW, index);
-    for (int64_t i = 0; i < n; i++) {
-        int64_t at = first + i;
-        if (w.dtype == VLA_F32)
-            ((float *)w.data)[at] = values[i];
-        else if (w.dtype == VLA_F64)
-            ((double *)w.data)[at] = values[i];
-        else if (low.data)
-            split_master(values[i], &((uint16_t *)w.data)[at], &((uint16_t *)low.data)[at]);
+    const vlai_param *p = &store->params[index];
+    for (int64_t done = 0, m; done < n; done += m) {
+        m = vlai_param_span(p, first + done, n - done);
+        const float *from = values + done;
+        void *to = place_of(store, VLA_STORE_WEIGHT, p, first + done);
+        uint16_t *half = to, *low = place_of(store, VLA_STORE_LOW, p, first + done);
+        if (p->dtype[VLA_STORE_WEIGHT] == VLA_F32)
+            memcpy(to, from, (size_t)m * sizeof *from);
+        else if (p->dtype[VLA_STORE_WEIGHT] == VLA_F64)
+            for (int64_t i = 0; i < m; i++)
+                ((double *)to)[i] = (double)from[i];
+        else if (low)
+            for (int64_t i = 0; i < m; i++)
+                split_master(from[i], &half[i], &low[i]);
         else
-            ((uint16_t *)w.data)[at] = vlai_bf16_from_float(values[i]);
+            for (int64_t i = 0; i < m; i++)
+                half[i] = vlai_bf16_from_float(from[i]);
     }
 }

@@ -1,8 +1,8 @@
 /* Golden cases of the whole policy: one forward and backward with every activation, then the recorded optimiser steps by
  * the graph that training uses. */
-#include "base/bf16.h"
 #include "base/fail.h"
 #include "base/json.h"
+#include "exec/store.h"
 #include "optim/settings.h"
 #include "parity/model.h"
 #include "pass/pass.h"
@@ -363,12 +363,12 @@ static vla_status compare_store(vlai_parity_case *c, const vlai_parity_model *m,
                 vlai_arena_fini(&one);
                 continue;
             }
-            vla_tensor t = vla_store_tensor(m->store, kind, (size_t)index);
             if (!gradients)
                 vla_store_get_float(m->store, (size_t)index, 0, view->elements, got);
             else
-                for (int64_t e = 0; e < view->elements; e++)
-                    got[e] = (float)weight * (t.dtype == VLA_F32 ? ((float *)t.data)[e] : vlai_bf16_to_float(((uint16_t *)t.data)[e]));
+                vlai_store_floats(m->store, kind, (size_t)index, 0, view->elements, got);
+            for (int64_t e = 0; gradients && e < view->elements; e++)
+                got[e] *= (float)weight;
             double error = vlai_parity_rel_l2(got, want, view->elements), bound = gradients ? m->bound.grads : m->bound.after;
             if (gradients && norm < 1e-7 * largest) { /* too small for a relative measure */
                 double difference = 0;

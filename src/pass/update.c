@@ -17,7 +17,7 @@ static vla_value state_value(vla_graph *g, const vlai_param *p, vla_store_kind k
 {
     char name[1024];
     snprintf(name, sizeof name, "%s%s", vlai_state_prefix[kind], p->name);
-    return vlai_graph_leaf(g, VLAI_STATE, name, p->dtype[kind], 1, &p->elements);
+    return vlai_graph_leaf(g, VLAI_STATE, name, p->dtype[kind], 1, &p->stored);
 }
 
 /* The values that view the same bytes as an earlier one, or are not made by a node that could write elsewhere. */
@@ -58,7 +58,7 @@ vla_status vla_graph_store_gradients(vla_graph *g, const vla_store *store, int a
         status[index] = VLA_GRADIENT_SOME;
         if (accumulate) {
             vla_value acc = state_value(g, p, VLA_STORE_GRADIENT);
-            int64_t flat = p->elements;
+            int64_t flat = p->stored;
             vla_value one = vla_reshape(g, dw, 1, &flat);
             vlai_graph_add(g, VLAI_OP_accumulate, 2, (vla_value[]){acc, one}, NULL, NULL);
             g->gradient[v] = VLA_NONE;
@@ -135,7 +135,7 @@ vla_status vla_graph_step(vla_graph *g, const vla_store *store, vla_gradient_sta
         }
         if (g->gradient[v] != VLA_NONE) {
             status[index] = VLA_GRADIENT_SOME;
-            gradient[index] = vla_reshape(g, g->gradient[v], 1, &store->params[index].elements);
+            gradient[index] = vla_reshape(g, g->gradient[v], 1, &store->params[index].stored);
             g->gradient[v] = VLA_NONE; /* used up here: it need not outlive the step */
         } else if (g->values[v].touched && status[index] == VLA_GRADIENT_NONE) {
             status[index] = VLA_GRADIENT_ZERO;

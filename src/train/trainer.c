@@ -2,13 +2,13 @@
  * loader.c, bucket.c (plans), metrics.c, resume.c (state of a run), ckpt/. */
 #include "vla/trainer.h"
 
-#include "base/bf16.h"
 #include "base/fail.h"
 #include "base/io.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/time.h"
 #include "ckpt/ckpt.h"
+#include "exec/store.h"
 #include "optim/schedule.h"
 #include "train/bucket.h"
 #include "train/loader.h"
@@ -425,11 +425,10 @@ static void find_guilty_gradient(vla_trainer *t)
     for (size_t i = 0; i < vla_store_count(t->store); i++) {
         vla_tensor g = vla_store_tensor(t->store, VLA_STORE_GRADIENT, i);
         for (int64_t k = 0; g.data && k < g.elements; k++) {
-            double x = g.dtype == VLA_F32   ? (double)((const float *)g.data)[k]
-                       : g.dtype == VLA_F64 ? ((const double *)g.data)[k]
-                                            : (double)vlai_bf16_to_float(((const uint16_t *)g.data)[k]);
+            float x;
+            vlai_store_floats(t->store, VLA_STORE_GRADIENT, i, k, 1, &x);
             if (!isfinite(x)) {
-                snprintf(t->culprit, sizeof t->culprit, "the gradient of '%.128s' (%s at element %lld)", g.name, nonfinite_name(x),
+                snprintf(t->culprit, sizeof t->culprit, "the gradient of '%.128s' (%s at element %lld)", g.name, nonfinite_name((double)x),
                          (long long)k);
                 return;
             }

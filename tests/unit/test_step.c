@@ -70,12 +70,8 @@ static void fill(vla_run *run, vla_numerics numerics, int step)
 static void set_hyper(vla_run *run, int step)
 {
     double *hyper = vla_run_data(run, "hyper");
-    double b1 = 1, b2 = 1;
-    for (int i = 0; i <= step; i++)
-        b1 *= adamw.beta1, b2 *= adamw.beta2;
-    hyper[0] = 1 - b1;
-    hyper[1] = 1 - b2;
-    hyper[2] = 0.01;
+    vla_hyper_fill(&adamw, 7, step, hyper);
+    hyper[VLA_HYPER_RATES] = 0.01;
 }
 
 static void assert_same_bits(const vla_store *a, const vla_store *b, vla_store_kind kind)
@@ -91,7 +87,7 @@ static void assert_same_bits(const vla_store *a, const vla_store *b, vla_store_k
 static void one_plan_or_two(void **state)
 {
     (void)state;
-    static const vla_numerics modes[] = {VLA_FP32, VLA_BF16_MASTER, VLA_BF16_PLAIN};
+    static const vla_numerics modes[] = {VLA_FP32, VLA_BF16_MASTER, VLA_BF16_PLAIN, VLA_BF16_SR};
     for (size_t m = 0; m < sizeof modes / sizeof *modes; m++) {
         vla_error err;
         vla_plan_options options = VLA_PLAN_OPTIONS_DEFAULT;
