@@ -69,7 +69,7 @@ static vla_status cuda_open(vla_executor *ex, vla_error *err)
                               "device cuda:%d: %d GPUs found%s%s", ex->index, count, code ? ", CUDA: " : "", code ? vlai_device_error(code) : "");
     code = vlai_device_select(ex->index, &d->info);
     for (int l = 0; !code && l < VLAI_LANES; l++)
-        code = vlai_device_stream_create(&d->lanes[l]);
+        code = l ? vlai_device_stream_create_urgent(&d->lanes[l]) : vlai_device_stream_create(&d->lanes[l]);
     if (!code)
         code = vlai_device_stream_create(&d->copies);
     for (int s = 0; !code && s < 2; s++)

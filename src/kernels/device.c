@@ -72,6 +72,13 @@ int vlai_device_stream_create(void **stream)
     return (int)cudaStreamCreateWithFlags((cudaStream_t *)stream, cudaStreamNonBlocking);
 }
 
+int vlai_device_stream_create_urgent(void **stream)
+{
+    int least, greatest;
+    cudaError_t code = cudaDeviceGetStreamPriorityRange(&least, &greatest);
+    return code != cudaSuccess ? (int)code : (int)cudaStreamCreateWithPriority((cudaStream_t *)stream, cudaStreamNonBlocking, greatest);
+}
+
 void vlai_device_stream_destroy(void *stream)
 {
     if (stream)

@@ -26,6 +26,7 @@ int vlai_device_pinned_alloc(size_t bytes, void **host);
 void vlai_device_pinned_free(void *host);
 
 int vlai_device_stream_create(void **stream);
+int vlai_device_stream_create_urgent(void **stream); /* its work goes first where both could */
 void vlai_device_stream_destroy(void *stream);
 int vlai_device_synchronize(void *stream);
 
