@@ -221,7 +221,8 @@ static vla_status load(request *r, model *m, vla_error *err)
     if (r->recompute) {
         VLA_TRY(choose("--recompute", r->recompute, recompute, 3, &choice, err));
         m->recompute = (vla_recompute)choice;
-    } else if (vlai_config_origin(m->train, "memory.recompute").file || m->train->memory.recompute != VLAI_RECOMPUTE_NONE) {
+    } else if (m->train->memory.recompute != VLAI_RECOMPUTE_AUTO &&
+               (vlai_config_origin(m->train, "memory.recompute").file || m->train->memory.recompute != VLAI_RECOMPUTE_NONE)) {
         m->recompute = (vla_recompute)m->train->memory.recompute; /* the same order */
     }
     if (r->fuse) {

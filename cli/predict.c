@@ -32,6 +32,7 @@ static const char help[] =
     "                         shows that the policy does not look at them\n"
     "  --batch N              frames sampled together (16)\n"
     "  --seed N               of the noise (0)\n"
+    "  --device cpu|cuda|cuda:N|auto   (auto: a GPU where there is one)\n"
     "  --threads N            (0: all processors)\n"
     "  --out DIR              summary.json, predictions.csv, horizon.png, and per episode epN_summary.json and epN.png go there\n"
     "                         (predict beside the checkpoint; with --swap or --weights nothing is written unless this is given)\n"
@@ -69,6 +70,7 @@ static const struct {
     {"--swap", SWAP, offsetof(arguments, o.swap)},
     {"--batch", INTEGER, offsetof(arguments, o.batch)},
     {"--seed", INTEGER, offsetof(arguments, seed)},
+    {"--device", TEXT, offsetof(arguments, o.device)},
     {"--threads", INTEGER, offsetof(arguments, threads)},
     {"--out", TEXT, offsetof(arguments, out)},
     {"--plots", INTEGER, offsetof(arguments, o.plots)},

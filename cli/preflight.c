@@ -15,6 +15,7 @@ static const char help[] =
     "line per finding; all are shown, not only the first. Where the run does not fit in memory, settings that would are named.\n\n"
     "  --config FILE          YAML or JSON, as for vla train\n"
     "  --section.key=value    overrides a key\n"
+    "  --device cpu|cuda|cuda:N|auto   the same as --training.device=\n"
     "  --json                 one JSON object: checks, memory in bytes, disk\n\n"
     "Exit codes: 0 all is well; 2 configuration; 3 data, file or disk; 4 memory (of the first failure).\n\n"
     "Examples:\n"
@@ -44,8 +45,9 @@ static vla_status print(const vlai_preflight *p, int json, vla_error *err)
 
 int command_preflight(int argc, char **argv)
 {
-    static const char *const known[] = {"--config", "--json", "--help"};
+    static const char *const known[] = {"--config", "--device", "--json", "--help"};
     const char *path = NULL, *overrides[OVERRIDES];
+    char device[64];
     size_t count = 0;
     int json = 0;
     if (argc < 2 || command_help(argc, argv, help))
@@ -53,12 +55,15 @@ int command_preflight(int argc, char **argv)
     for (int i = 1; i < argc; i++) {
         if ((!strcmp(argv[i], "--config") || !strcmp(argv[i], "--config_path")) && i + 1 < argc)
             path = argv[++i];
-        else if (!strcmp(argv[i], "--json"))
+        else if (!strcmp(argv[i], "--device") && i + 1 < argc && count < OVERRIDES) {
+            snprintf(device, sizeof device, "training.device=%s", argv[++i]);
+            overrides[count++] = device;
+        } else if (!strcmp(argv[i], "--json"))
             json = 1;
         else if (vlai_config_is_override(argv[i]) && count < OVERRIDES)
             overrides[count++] = argv[i];
         else
-            return command_unknown("preflight", argv[i], known, 3);
+            return command_unknown("preflight", argv[i], known, 4);
     }
     vla_error err = VLA_ERROR_INIT;
     if (!path)

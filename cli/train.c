@@ -32,12 +32,13 @@ static const char help[] =
     "  --allow-change A,B|all   values that may differ from the checkpoint's (the error names them)\n"
     "  --allow-partial          train on the whole episodes at the start of a damaged set\n"
     "  --stop-at STEP           save and end after this step; schedules stay those of the whole run\n"
+    "  --device cpu|cuda|cuda:N|auto   the same as --training.device=\n"
     "  --numerics fp32|bf16|bf16-sr|bf16-plain   the same as --training.numerics=\n"
     "  --threads N              the same as --training.threads=\n"
     "  --frame-cache-gb N       the same as --data.frame_cache_gb=: keep resized frames on the disk\n"
     "  --debug                  log names `debug`, save_path ./ckpt/debug\n"
     "  --log_to_file            also write the output to save_path/training_log_DATE.log\n"
-    "  --wandb_offline V, --fsdp_sharding_strategy S, --visualize, --zero 0|1   accepted; no effect on one CPU rank\n\n"
+    "  --wandb_offline V, --fsdp_sharding_strategy S, --visualize, --zero 0|1   accepted; no effect on one rank\n\n"
     "Exit codes: 0 done; 2 usage or configuration; 3 data or file; 4 memory; 5 not finite; 75 saved on a signal.\n\n"
     "Examples:\n"
     "  vla train --config configs/libero.yml --data.lerobot_config.repo_id=data/libero\n"
@@ -184,11 +185,13 @@ static int parse(int argc, char **argv, request *q)
 {
     static args a; /* too large for a stack frame */
     bool debug = false, partial = false, ignored;
-    const char *allow = NULL, *offline = NULL, *zero = NULL, *numerics = NULL, *threads = NULL, *cache = NULL, *strategy = NULL;
+    const char *allow = NULL, *offline = NULL, *zero = NULL, *numerics = NULL, *threads = NULL, *cache = NULL, *strategy = NULL,
+               *device = NULL;
     const arg_row rows[] = {
         {"--config", ARG_TEXT, &q->config},     {"--config_path", ARG_TEXT, &q->config},
         {"--resume", ARG_MAYBE, &q->resume},    {"--allow-change", ARG_TEXT, &allow},
         {"--stop-at", ARG_COUNT, &q->stop_at},  {"--numerics", ARG_TEXT, &numerics},
+        {"--device", ARG_TEXT, &device},
         {"--threads", ARG_TEXT, &threads},      {"--frame-cache-gb", ARG_TEXT, &cache},
         {"--allow-partial", ARG_FLAG, &partial}, {"--debug", ARG_FLAG, &debug},
         {"--log_to_file", ARG_FLAG, &q->log_to_file}, {"--wandb_offline", ARG_TEXT, &offline},
@@ -207,6 +210,7 @@ static int parse(int argc, char **argv, request *q)
         {"logging.log_project", debug ? "debug" : NULL},
         {"checkpoint.save_path", debug ? "./ckpt/debug" : NULL},
         {"data.lerobot_config.allow_partial", partial ? "true" : NULL},
+        {"training.device", device},
         {"training.numerics", numerics},
         {"training.threads", threads},
         {"data.frame_cache_gb", cache},
@@ -298,7 +302,7 @@ static void say_start(view *v, const vlai_config *c, const vlai_wallx_setup *s)
                      s->options.accumulation, s->options.workers);
     vlai_text_printf(&text, "processor vocab size: %" PRId64 ", embedding rows: %" PRId64 "\n", s->contract->vocabulary,
                      s->config->vocab_size);
-    vlai_switches_describe(&text);
+    vlai_switches_describe(c, strcmp(s->options.device, "cpu") ? "cuda" : "cpu", &text);
     if (text.data)
         print_lines(v, text.data);
     vlai_text_fini(&text);

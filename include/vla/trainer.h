@@ -100,6 +100,7 @@ typedef struct vla_record {
     double rate, next_rate; /* of the base group: of this step, of the next */
     double grad_norm;       /* before the clip; 0 without clip */
     double step_seconds, stall_seconds, samples_per_second, teraflops, eta_seconds;
+    double save_seconds;    /* that the run stood still for a save before this step */
     uint64_t resident, device; /* bytes */
     int skipped;       /* the update was skipped: a value was not finite */
     int64_t skips;     /* so far */
@@ -119,10 +120,18 @@ typedef struct vla_trainer_options {
     int64_t stop_at;    /* end here, saved, as if it had been asked to (0 = never): schedules are not touched */
     int64_t workers;
     int threads;        /* 0 = one per core */
+    const char *device; /* "cpu" (NULL: the same), "cuda" or "cuda:N" */
     uint64_t seed;      /* recorded with the state; samples draw from it themselves */
     vla_numerics numerics;
     vla_recompute recompute;
     vla_memory_layout layout;
+    unsigned fuse;      /* VLA_FUSE_*, visual_layers, fast_attention, VLA_FAST_*: as in vla_plan_options */
+    int visual_layers, fast_attention;
+    unsigned fast;
+    int recompute_auto; /* the least recompute whose plans fit, at the first batch; `recompute` is where it begins */
+    size_t memory_limit; /* most bytes of device memory (on the CPU: of parameters and plans); 0 = what is free */
+    int whole_step;     /* clip and AdamW are part of the micro-batch's plan; accumulation is 1 then */
+    int ahead;          /* the next step is begun before the results of this one are read: same bits, one step more in flight */
     int64_t most_plans; /* kept at once */
     int global_loss;    /* losses are means over a step instead of over a micro-batch */
     /* optimizer */

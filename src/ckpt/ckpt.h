@@ -3,6 +3,7 @@
 #ifndef VLAI_CKPT_H
 #define VLAI_CKPT_H
 
+#include "base/memory.h"
 #include "base/text.h"
 #include "format/safetensors.h"
 #include "vla/checkpoint.h"
@@ -26,13 +27,24 @@ enum { VLAI_CKPT_PATH = 4096, VLAI_CKPT_FORMAT = 1 };
 /* The weights (any numerics) and the optimizer's tensors of a store, as views for the safetensors writer. Released with
  * vlai_ckpt_views_fini. */
 typedef struct vlai_ckpt_views {
-    vlai_tensor_view *views;
+    vlai_tensor_view *views; /* data NULL where the store has no host memory */
+    struct {
+        vla_store_kind kind;
+        size_t index;
+    } *place; /* in the store, per view */
     size_t count;
     vlai_arena names;
 } vlai_ckpt_views;
 vla_status vlai_ckpt_weight_views(const vla_store *store, vlai_ckpt_views *out, vla_error *err);
 vla_status vlai_ckpt_optimizer_views(const vla_store *store, vlai_ckpt_views *out, vla_error *err);
 void vlai_ckpt_views_fini(vlai_ckpt_views *views);
+/* Writes the views' tensors of the store as one file, wherever the store lives. */
+vla_status vlai_ckpt_write(const vla_store *store, const vlai_ckpt_views *views, const char *path, vla_error *err);
+/* Shows a tensor's elements in the checkpoint's order and the stored type: in one piece where they stand so in host memory,
+ * else piece by piece. */
+vla_status vlai_ckpt_each_piece(const vla_store *store, vla_store_kind kind, size_t index,
+                                vla_status (*piece)(void *user, int64_t first, int64_t n, const void *data, vla_error *err),
+                                void *user, vla_error *err);
 /* Bytes of both files' tensors. */
 size_t vlai_ckpt_bytes(const vla_store *store);
 /* The first value of weights, moments or masters that is NaN or infinite is an error that names it. */
@@ -69,9 +81,13 @@ vla_status vlai_ckpt_free_bytes(const char *path, uint64_t *out, vla_error *err)
 /* Before a run: room for the checkpoints that keep_last keeps plus the one being written (keep_last 0: for one), of `bytes`
  * each, when `planned` saves are to come. The error names need, room, and the keep_last that fits. */
 vla_status vlai_ckpt_check_room(const char *run, uint64_t bytes, int64_t keep_last, int64_t planned, vla_error *err);
-/* Memory that a writer takes for its snapshot of a store of this size: all of it, or 0 when the host has not eight times
- * as much to spare, and the save then stops the steps for as long as it writes. */
+/* Memory that a writer takes for its snapshot of a store of this size: all of it, or 0 when the host has neither eight times
+ * as much nor 16 GB more to spare, and the save then stops the steps for as long as it writes. */
 size_t vlai_ckpt_staging(size_t bytes);
+bool vlai_ckpt_has_room(size_t available, size_t bytes);
+/* Makes ready the memory for snapshots of a store that lives on a device, in a thread of its own, so that the first save finds
+ * it. Nothing happens where the host has no room for it, and for stores in host memory. */
+void vlai_checkpoint_reserve(vla_checkpoint_writer *writer, const vla_store *store);
 
 VLA_END_DECLS
 

@@ -327,6 +327,11 @@ vla_status vlai_ckpt_check_room(const char *run, uint64_t bytes, int64_t keep_la
                           run, 1e-9 * (double)bytes, (unsigned long long)wanted, (long long)keep_last, 1e-9 * (double)room);
 }
 
+bool vlai_ckpt_has_room(size_t available, size_t bytes)
+{
+    return available / 8 >= bytes || (available > (size_t)16 << 30 && available - ((size_t)16 << 30) >= bytes);
+}
+
 size_t vlai_ckpt_staging(size_t bytes)
 {
     char line[256];
@@ -337,5 +342,5 @@ size_t vlai_ckpt_staging(size_t bytes)
             break;
     if (f)
         fclose(f);
-    return available * 1024 / 8 >= bytes ? bytes : 0;
+    return vlai_ckpt_has_room((size_t)available * 1024, bytes) ? bytes : 0;
 }

@@ -1,15 +1,22 @@
 /* Stores to tensors of safetensors files, and back. */
-#include "base/bf16.h"
 #include "base/fail.h"
+#include "base/io.h"
 #include "base/memory.h"
 #include "base/text.h"
+#include "base/pool.h"
 #include "ckpt/ckpt.h"
+#include "ckpt/fill.h"
+#include "exec/store.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-enum { CHUNK = 1 << 16, LISTED = 8 /* names that an error lists of each sort */ };
+enum {
+    LISTED = 8,      /* names that an error lists of each sort */
+    PIECE = 4 << 20, /* elements that are read from a device at once */
+    SHARED = 1 << 22 /* elements of a store whose reading is worth threads */
+};
 
 /* What the optimizer's file keeps of each parameter: suffix of the tensor's name. */
 static const struct {
@@ -18,23 +25,32 @@ static const struct {
 } kept[] = {{VLA_STORE_M, ".exp_avg"}, {VLA_STORE_V, ".exp_avg_sq"}, {VLA_STORE_LOW, ".master_low"}};
 enum { KEPT = sizeof kept / sizeof *kept };
 
-static vlai_tensor_view view_of(vla_tensor t, const char *name)
+static vla_status make_views(vlai_ckpt_views *out, size_t most, vla_error *err)
+{
+    *out = (vlai_ckpt_views){.views = vlai_array(most + 1, sizeof *out->views), .place = vlai_array(most + 1, sizeof *out->place)};
+    if (out->views && out->place)
+        return VLA_OK;
+    vlai_ckpt_views_fini(out);
+    return vlai_nomem(err, most * (sizeof *out->views + sizeof *out->place));
+}
+
+static void add_view(vlai_ckpt_views *to, vla_store_kind kind, size_t index, vla_tensor t, const char *name)
 {
     vlai_tensor_view v = {.name = name, .dtype = t.dtype, .rank = t.rank, .elements = t.elements, .data = t.data};
     memcpy(v.shape, t.shape, sizeof v.shape);
     v.bytes = (size_t)t.elements * vla_dtype_size(t.dtype);
-    return v;
+    to->place[to->count].kind = kind;
+    to->place[to->count].index = index;
+    to->views[to->count++] = v;
 }
 
 vla_status vlai_ckpt_weight_views(const vla_store *store, vlai_ckpt_views *out, vla_error *err)
 {
     size_t n = vla_store_count(store);
-    *out = (vlai_ckpt_views){.views = vlai_array(n ? n : 1, sizeof *out->views)};
-    if (!out->views)
-        return vlai_nomem(err, n * sizeof *out->views);
+    VLA_TRY(make_views(out, n, err));
     for (size_t i = 0; i < n; i++) {
         vla_tensor t = vla_store_tensor(store, VLA_STORE_WEIGHT, i);
-        out->views[out->count++] = view_of(t, t.name);
+        add_view(out, VLA_STORE_WEIGHT, i, t, t.name);
     }
     return VLA_OK;
 }
@@ -42,13 +58,11 @@ vla_status vlai_ckpt_weight_views(const vla_store *store, vlai_ckpt_views *out, 
 vla_status vlai_ckpt_optimizer_views(const vla_store *store, vlai_ckpt_views *out, vla_error *err)
 {
     size_t n = vla_store_count(store);
-    *out = (vlai_ckpt_views){.views = vlai_array(n * KEPT + 1, sizeof *out->views)};
-    if (!out->views)
-        return vlai_nomem(err, n * KEPT * sizeof *out->views);
+    VLA_TRY(make_views(out, n * KEPT, err));
     for (size_t i = 0; i < n; i++)
         for (int k = 0; k < KEPT; k++) {
             vla_tensor t = vla_store_tensor(store, kept[k].kind, i);
-            if (!t.data)
+            if (t.dtype == VLA_DTYPE_NONE)
                 continue;
             size_t length = strlen(t.name), size = length + strlen(kept[k].suffix) + 1;
             char *name = vlai_arena_alloc(&out->names, size);
@@ -58,7 +72,7 @@ vla_status vlai_ckpt_optimizer_views(const vla_store *store, vlai_ckpt_views *ou
             }
             memcpy(name, t.name, length);
             memcpy(name + length, kept[k].suffix, size - length);
-            out->views[out->count++] = view_of(t, name);
+            add_view(out, kept[k].kind, i, t, name);
         }
     return VLA_OK;
 }
@@ -66,6 +80,7 @@ vla_status vlai_ckpt_optimizer_views(const vla_store *store, vlai_ckpt_views *ou
 void vlai_ckpt_views_fini(vlai_ckpt_views *v)
 {
     vlai_free(v->views);
+    vlai_free(v->place);
     vlai_arena_fini(&v->names);
     *v = (vlai_ckpt_views){0};
 }
@@ -77,32 +92,71 @@ size_t vlai_ckpt_bytes(const vla_store *store)
     for (size_t i = 0; i < vla_store_count(store); i++)
         for (int k = 0; k < 4; k++) {
             vla_tensor t = vla_store_tensor(store, kinds[k], i);
-            if (t.data)
+            if (t.dtype != VLA_DTYPE_NONE)
                 total += (size_t)t.elements * vla_dtype_size(t.dtype) + 160; /* and its entry in the header */
         }
     return total;
 }
 
-/* Index of the first value that is not finite, or -1. The exponent bits all set mean NaN or infinity. */
-static int64_t first_bad(vla_tensor t)
+/* Index of the first of n values that is not finite, or -1. The exponent bits all set mean NaN or infinity. */
+static int64_t first_bad(vla_dtype dtype, const void *data, int64_t n)
 {
-    if (t.dtype == VLA_F32) {
-        const uint32_t *p = t.data;
-        for (int64_t i = 0; i < t.elements; i++)
+    if (dtype == VLA_F32) {
+        const uint32_t *p = data;
+        for (int64_t i = 0; i < n; i++)
             if ((p[i] & 0x7F800000u) == 0x7F800000u)
                 return i;
-    } else if (t.dtype == VLA_BF16) {
-        const uint16_t *p = t.data;
-        for (int64_t i = 0; i < t.elements; i++)
+    } else if (dtype == VLA_BF16) {
+        const uint16_t *p = data;
+        for (int64_t i = 0; i < n; i++)
             if ((p[i] & 0x7F80u) == 0x7F80u)
                 return i;
-    } else if (t.dtype == VLA_F64) {
-        const double *p = t.data;
-        for (int64_t i = 0; i < t.elements; i++)
+    } else if (dtype == VLA_F64) {
+        const double *p = data;
+        for (int64_t i = 0; i < n; i++)
             if (!isfinite(p[i]))
                 return i;
     }
     return -1;
+}
+
+vla_status vlai_ckpt_each_piece(const vla_store *store, vla_store_kind kind, size_t index,
+                                vla_status (*piece)(void *user, int64_t first, int64_t n, const void *data, vla_error *err),
+                                void *user, vla_error *err)
+{
+    vla_tensor t = vla_store_tensor(store, kind, index);
+    if (t.dtype == VLA_DTYPE_NONE || t.elements == 0)
+        return VLA_OK;
+    if (t.data && store->params[index].run == store->params[index].pitch)
+        return piece(user, 0, t.elements, t.data, err);
+    int64_t most = t.elements < PIECE ? t.elements : PIECE;
+    void *staging = vlai_staging_alloc(store, (size_t)most * vla_dtype_size(t.dtype));
+    if (!staging)
+        return vlai_nomem(err, (size_t)most * vla_dtype_size(t.dtype));
+    vla_status status = VLA_OK;
+    for (int64_t at = 0; status == VLA_OK && at < t.elements; at += most) {
+        int64_t n = t.elements - at < most ? t.elements - at : most;
+        status = vla_store_read(store, kind, index, at, n, staging, err);
+        if (status == VLA_OK)
+            status = piece(user, at, n, staging, err);
+    }
+    vlai_staging_free(store, staging);
+    return status;
+}
+
+typedef struct checked {
+    const char *what;
+    vla_tensor tensor;
+} checked;
+
+static vla_status check_piece(void *user, int64_t first, int64_t n, const void *data, vla_error *err)
+{
+    const checked *c = user;
+    int64_t bad = first_bad(c->tensor.dtype, data, n);
+    return bad < 0 ? VLA_OK
+                   : vlai_fail_hint(err, VLA_E_NONFINITE, "go on from the checkpoint before it, with a smaller learning rate",
+                                    "%s '%s' is not finite at element %lld: this state is not saved", c->what, c->tensor.name,
+                                    (long long)(first + bad));
 }
 
 vla_status vlai_ckpt_check_finite(const vla_store *store, vla_error *err)
@@ -110,19 +164,46 @@ vla_status vlai_ckpt_check_finite(const vla_store *store, vla_error *err)
     static const struct {
         vla_store_kind kind;
         const char *what;
-    } checked[] = {{VLA_STORE_WEIGHT, "weight"}, {VLA_STORE_M, "first moment of"}, {VLA_STORE_V, "second moment of"}};
+    } rows[] = {{VLA_STORE_WEIGHT, "weight"}, {VLA_STORE_M, "first moment of"}, {VLA_STORE_V, "second moment of"}};
     for (size_t i = 0; i < vla_store_count(store); i++)
         for (int k = 0; k < 3; k++) {
-            vla_tensor t = vla_store_tensor(store, checked[k].kind, i);
-            int64_t bad = t.data ? first_bad(t) : -1;
-            if (bad >= 0)
-                return vlai_fail_hint(err, VLA_E_NONFINITE,
-                                      "go on from the checkpoint before it, with a smaller learning rate",
-                                      "%s '%s' is not finite at element %lld: this state is not saved", checked[k].what,
-                                      t.name, (long long)bad);
+            checked c = {rows[k].what, vla_store_tensor(store, rows[k].kind, i)};
+            VLA_TRY(vlai_ckpt_each_piece(store, rows[k].kind, i, check_piece, &c, err));
         }
     return VLA_OK;
 }
+
+/* ---- writing ---- */
+
+typedef struct source {
+    const vla_store *store;
+    const vlai_ckpt_views *views;
+    struct vlai_writer *writer; /* of the tensor in progress */
+    vla_dtype dtype;
+} source;
+
+static vla_status put_piece(void *user, int64_t first, int64_t n, const void *data, vla_error *err)
+{
+    const source *s = user;
+    (void)first;
+    return vlai_writer_put(s->writer, data, (size_t)n * vla_dtype_size(s->dtype), err);
+}
+
+static vla_status put_tensor(void *user, size_t i, struct vlai_writer *writer, vla_error *err)
+{
+    source *s = user;
+    s->writer = writer;
+    s->dtype = s->views->views[i].dtype;
+    return vlai_ckpt_each_piece(s->store, s->views->place[i].kind, s->views->place[i].index, put_piece, s, err);
+}
+
+vla_status vlai_ckpt_write(const vla_store *store, const vlai_ckpt_views *views, const char *path, vla_error *err)
+{
+    source s = {.store = store, .views = views};
+    return vlai_safetensors_stream(path, views->views, views->count, (const char *[]){"format", "pt", NULL}, put_tensor, &s, err);
+}
+
+/* ---- reading ---- */
 
 /* Names of one sort for an error: at most LISTED, then how many more. */
 typedef struct {
@@ -163,52 +244,29 @@ static void shape_text(char *out, size_t size, int rank, const int64_t *shape)
         snprintf(out + n, size - n, "]");
 }
 
-/* `view` into the tensor's storage, converted where the types differ. */
-static vla_status copy_tensor(const vlai_tensor_view *view, vla_tensor t, vla_error *err)
+/* The file's tensors in the order of the store; NULL where it has none and needs none. */
+typedef struct found {
+    const vlai_tensor_view **views;
+} found;
+
+static vla_status read_tile(void *user, const vlai_fill_tile *t, float *values, const void **raw, vla_error *err)
 {
-    if (view->dtype == t.dtype) {
-        if (view->bytes)
-            memcpy(t.data, view->data, view->bytes);
-        return VLA_OK;
-    }
-    float chunk[1024];
-    for (int64_t at = 0; at < t.elements; at += 1024) {
-        int64_t n = t.elements - at < 1024 ? t.elements - at : 1024;
-        VLA_TRY(vlai_tensor_to_float(view, at, n, chunk, err));
-        for (int64_t i = 0; i < n; i++)
-            if (t.dtype == VLA_F32)
-                ((float *)t.data)[at + i] = chunk[i];
-            else if (t.dtype == VLA_F64)
-                ((double *)t.data)[at + i] = (double)chunk[i];
-            else
-                ((uint16_t *)t.data)[at + i] = vlai_bf16_from_float(chunk[i]);
-    }
-    return VLA_OK;
+    const vlai_tensor_view *v = ((const found *)user)->views[t->index];
+    *raw = !v ? vlai_fill_none : v->dtype == t->dtype ? (const char *)v->data + (size_t)t->first * vla_dtype_size(t->dtype) : NULL;
+    return *raw ? VLA_OK : vlai_tensor_to_float(v, t->first, t->n, values, err);
 }
 
-/* One weight: raw where the types agree; through fp32 otherwise, so that a master gets the file's full precision. */
-static vla_status copy_weight(const vlai_tensor_view *view, vla_store *store, size_t index, vla_error *err)
+/* One kind from the views; several threads where that is worth it. */
+static vla_status read_kind(vla_store *store, vla_store_kind kind, found *f, vla_error *err)
 {
-    vla_tensor t = vla_store_tensor(store, VLA_STORE_WEIGHT, index);
-    vla_tensor low = vla_store_tensor(store, VLA_STORE_LOW, index);
-    if (view->dtype == t.dtype) {
-        if (view->bytes)
-            memcpy(t.data, view->data, view->bytes);
-        if (low.data)
-            memset(low.data, 0, (size_t)low.elements * sizeof(uint16_t));
-        return VLA_OK;
-    }
-    float *chunk = vlai_array(CHUNK, sizeof *chunk);
-    if (!chunk)
-        return vlai_nomem(err, CHUNK * sizeof *chunk);
-    vla_status status = VLA_OK;
-    for (int64_t at = 0; status == VLA_OK && at < t.elements; at += CHUNK) {
-        int64_t n = t.elements - at < CHUNK ? t.elements - at : CHUNK;
-        status = vlai_tensor_to_float(view, at, n, chunk, err);
-        if (status == VLA_OK)
-            vla_store_set_float(store, index, at, n, chunk);
-    }
-    vlai_free(chunk);
+    vlai_pool *pool = NULL;
+    int64_t elements = 0;
+    for (size_t i = 0; i < vla_store_count(store); i++)
+        elements += vla_store_tensor(store, kind, i).elements;
+    if (elements > SHARED)
+        VLA_TRY(vlai_pool_create(0, &pool, err));
+    vla_status status = vlai_store_fill(store, kind, pool, read_tile, f, err);
+    vlai_pool_destroy(pool);
     return status;
 }
 
@@ -246,10 +304,14 @@ vla_status vlai_ckpt_read_weights(vla_store *store, const vlai_safetensors *file
     vlai_text_fini(&missing.text);
     vlai_text_fini(&reshaped.text);
     vlai_text_fini(&unexpected.text);
-    for (size_t i = 0; status == VLA_OK && i < vla_store_count(store); i++) {
-        vla_tensor t = vla_store_tensor(store, VLA_STORE_WEIGHT, i);
-        status = copy_weight(vlai_safetensors_find(file, t.name), store, i, err);
-    }
+    found f = {vlai_array(vla_store_count(store) + 1, sizeof *f.views)};
+    if (status == VLA_OK && !f.views)
+        status = vlai_nomem(err, vla_store_count(store) * sizeof *f.views);
+    for (size_t i = 0; status == VLA_OK && i < vla_store_count(store); i++)
+        f.views[i] = vlai_safetensors_find(file, vla_store_tensor(store, VLA_STORE_WEIGHT, i).name);
+    if (status == VLA_OK)
+        status = read_kind(store, VLA_STORE_WEIGHT, &f, err);
+    vlai_free(f.views);
     return status == VLA_OK ? status : vlai_prefix(err, status, "loading weights");
 }
 
@@ -258,13 +320,17 @@ vla_status vlai_ckpt_read_optimizer(vla_store *store, const vlai_safetensors *fi
     vlai_ckpt_views wanted;
     VLA_TRY(vlai_ckpt_optimizer_views(store, &wanted, err));
     vla_status status = VLA_OK;
-    size_t next = 0;
-    for (size_t i = 0; status == VLA_OK && i < vla_store_count(store); i++)
-        for (int k = 0; status == VLA_OK && k < KEPT; k++) {
-            vla_tensor t = vla_store_tensor(store, kept[k].kind, i);
-            if (!t.data)
+    size_t n = vla_store_count(store);
+    found f = {vlai_array(n + 1, sizeof *f.views)};
+    if (!f.views)
+        status = vlai_nomem(err, n * sizeof *f.views);
+    for (int k = 0; status == VLA_OK && k < KEPT; k++) {
+        memset(f.views, 0, n * sizeof *f.views);
+        for (size_t i = 0; status == VLA_OK && i < wanted.count; i++) {
+            if (wanted.place[i].kind != kept[k].kind)
                 continue;
-            const char *name = wanted.views[next++].name;
+            const char *name = wanted.views[i].name;
+            vla_tensor t = vla_store_tensor(store, kept[k].kind, wanted.place[i].index);
             const vlai_tensor_view *v = vlai_safetensors_find(file, name);
             if (!v && kept[k].kind == VLA_STORE_LOW)
                 continue; /* saved in fp32: the weights themselves gave the low bits */
@@ -273,9 +339,12 @@ vla_status vlai_ckpt_read_optimizer(vla_store *store, const vlai_safetensors *fi
             else if (!same_shape(v, &t))
                 status = vlai_fail(err, VLA_E_SHAPE, "%s: tensor '%s' has %lld elements, wanted %lld", path, name,
                                    (long long)v->elements, (long long)t.elements);
-            else
-                status = copy_tensor(v, t, err);
+            f.views[wanted.place[i].index] = v;
         }
+        if (status == VLA_OK)
+            status = read_kind(store, kept[k].kind, &f, err);
+    }
+    vlai_free(f.views);
     vlai_ckpt_views_fini(&wanted);
     return status == VLA_OK ? status : vlai_prefix(err, status, "loading optimizer state");
 }
@@ -284,7 +353,7 @@ vla_status vla_store_save(const vla_store *store, const char *path, vla_error *e
 {
     vlai_ckpt_views weights;
     VLA_TRY(vlai_ckpt_weight_views(store, &weights, err));
-    vla_status status = vlai_safetensors_write(path, weights.views, weights.count, (const char *[]){"format", "pt", NULL}, err);
+    vla_status status = vlai_ckpt_write(store, &weights, path, err);
     vlai_ckpt_views_fini(&weights);
     return status;
 }

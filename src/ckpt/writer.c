@@ -1,3 +1,4 @@
+#define _DEFAULT_SOURCE /* madvise */
 /* Writing checkpoints: a snapshot of the store, then a thread that writes a directory under a temporary name, syncs it,
  * renames it, points `latest` to it and deletes old ones.
  *
@@ -8,6 +9,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "ckpt/ckpt.h"
+#include "ckpt/fill.h"
 #include "exec/store.h"
 
 #include <errno.h>
@@ -15,10 +17,15 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 static const vla_store_kind saved_kinds[] = {VLA_STORE_WEIGHT, VLA_STORE_M, VLA_STORE_V, VLA_STORE_LOW};
-enum { SAVED_KINDS = sizeof saved_kinds / sizeof *saved_kinds };
+enum {
+    SAVED_KINDS = sizeof saved_kinds / sizeof *saved_kinds,
+    LARGE = 2 << 20, /* a large page */
+    FETCHERS = 8     /* threads that copy from the device: enough for its link and for the copy behind it */
+};
 
 struct vla_checkpoint_writer {
     char *run;
@@ -38,6 +45,9 @@ struct vla_checkpoint_writer {
     vlai_arena copies; /* names and bytes of `files` */
     /* kept between saves */
     vla_store snapshot;
+    vlai_fetch *fetch;
+    pthread_t reserver; /* makes the snapshot's memory ready */
+    bool reserving;
     size_t staging[VLA_STORE_KINDS];
     bool warned;
     char newest[VLAI_CKPT_PATH];
@@ -138,6 +148,64 @@ static vla_status take_content(vla_checkpoint_writer *w, const vla_checkpoint_co
     return whole ? VLA_OK : vlai_fail(err, VLA_E_NOMEM, "out of host memory while a checkpoint is prepared");
 }
 
+/* ---- the snapshot ---- */
+
+static bool is_remote(const vla_store *store)
+{
+    return store->device[VLA_STORE_WEIGHT] && !store->arena[VLA_STORE_WEIGHT];
+}
+
+/* Memory for one kind. Large pages make its first use, and every later one, cheaper. */
+static vla_status reserve_kind(vla_checkpoint_writer *w, const vla_store *store, int k, vla_error *err)
+{
+    size_t bytes = store->bytes[k] ? store->bytes[k] : 1;
+    if (w->staging[k] == bytes)
+        return VLA_OK;
+    vlai_free(w->snapshot.arena[k]);
+    w->staging[k] = 0;
+    w->snapshot.arena[k] = vlai_alloc_aligned(bytes, bytes >= LARGE ? LARGE : 64);
+    if (!w->snapshot.arena[k])
+        return vlai_nomem(err, bytes);
+    if (bytes >= LARGE)
+        (void)madvise(w->snapshot.arena[k], bytes / LARGE * LARGE, MADV_HUGEPAGE); /* a wish */
+    w->staging[k] = bytes;
+    return VLA_OK;
+}
+
+static bool is_kept(const vla_store *store, int k)
+{
+    return store->bytes[k] > 0 && (store->arena[k] || store->device[k]);
+}
+
+static void *reserve_thread(void *argument)
+{
+    vla_checkpoint_writer *w = argument;
+    vla_error ignored = VLA_ERROR_INIT;
+    for (int i = 0; i < SAVED_KINDS; i++) {
+        int k = saved_kinds[i];
+        if (!is_kept(w->source, k) || reserve_kind(w, w->source, k, &ignored) != VLA_OK)
+            continue; /* the save meets this again, and says so */
+        for (size_t at = 0; at < w->staging[k]; at += 4096)
+            ((volatile char *)w->snapshot.arena[k])[at] = 0;
+    }
+    return NULL;
+}
+
+void vlai_checkpoint_reserve(vla_checkpoint_writer *w, const vla_store *store)
+{
+    if (w->sync || w->busy || w->reserving || !is_remote(store) || vlai_ckpt_staging(vlai_ckpt_bytes(store)) == 0)
+        return;
+    w->source = store;
+    w->reserving = pthread_create(&w->reserver, NULL, reserve_thread, w) == 0;
+}
+
+static void finish_reserving(vla_checkpoint_writer *w)
+{
+    if (w->reserving)
+        pthread_join(w->reserver, NULL);
+    w->reserving = false;
+}
+
 /* Copies the arenas of the store that a checkpoint holds; the copy keeps its memory for the next save. */
 static vla_status take_snapshot(vla_checkpoint_writer *w, const vla_store *store, vla_error *err)
 {
@@ -145,19 +213,19 @@ static vla_status take_snapshot(vla_checkpoint_writer *w, const vla_store *store
     memcpy(arena, w->snapshot.arena, sizeof arena);
     w->snapshot = *store;
     memcpy(w->snapshot.arena, arena, sizeof arena);
+    memset(w->snapshot.device, 0, sizeof w->snapshot.device);
+    w->snapshot.executor = NULL;
+    if (is_remote(store) && !w->fetch)
+        VLA_TRY(vlai_fetch_create(store, FETCHERS, &w->fetch, err));
     for (int i = 0; i < SAVED_KINDS; i++) {
         int k = saved_kinds[i];
-        if (!store->arena[k])
+        if (!is_kept(store, k))
             continue;
-        if (w->staging[k] != store->bytes[k]) {
-            vlai_free(w->snapshot.arena[k]);
-            w->staging[k] = 0;
-            w->snapshot.arena[k] = vlai_alloc_aligned(store->bytes[k] ? store->bytes[k] : 1, 64);
-            if (!w->snapshot.arena[k])
-                return vlai_nomem(err, store->bytes[k]);
-            w->staging[k] = store->bytes[k];
-        }
-        memcpy(w->snapshot.arena[k], store->arena[k], store->bytes[k]);
+        VLA_TRY(reserve_kind(w, store, k, err));
+        if (store->arena[k])
+            memcpy(w->snapshot.arena[k], store->arena[k], store->bytes[k]);
+        else
+            VLA_TRY(vlai_fetch_kind(w->fetch, (vla_store_kind)k, w->snapshot.arena[k], err));
     }
     return VLA_OK;
 }
@@ -193,12 +261,12 @@ static vla_status join(char *out, const char *dir, const char *name, vla_error *
     return VLA_OK;
 }
 
-static vla_status write_tensors(const char *dir, const char *name, vlai_ckpt_views *views, vla_error *err)
+static vla_status write_tensors(const vla_store *store, const char *dir, const char *name, vlai_ckpt_views *views, vla_error *err)
 {
     char path[VLAI_CKPT_PATH];
     vla_status status = join(path, dir, name, err);
     if (status == VLA_OK)
-        status = vlai_safetensors_write(path, views->views, views->count, (const char *[]){"format", "pt", NULL}, err);
+        status = vlai_ckpt_write(store, views, path, err);
     vlai_ckpt_views_fini(views);
     return status;
 }
@@ -243,9 +311,9 @@ static vla_status write_directory(vla_checkpoint_writer *w, const char *dir, vla
     vlai_ckpt_views views;
     VLA_TRY(vlai_mkdirs(dir, err));
     VLA_TRY(vlai_ckpt_weight_views(w->source, &views, err));
-    VLA_TRY(write_tensors(dir, VLAI_CKPT_MODEL, &views, err));
+    VLA_TRY(write_tensors(w->source, dir, VLAI_CKPT_MODEL, &views, err));
     VLA_TRY(vlai_ckpt_optimizer_views(w->source, &views, err));
-    VLA_TRY(write_tensors(dir, VLAI_CKPT_OPTIMIZER, &views, err));
+    VLA_TRY(write_tensors(w->source, dir, VLAI_CKPT_OPTIMIZER, &views, err));
     for (size_t i = 0; i < w->file_count; i++) {
         const vla_checkpoint_file *f = &w->files[i];
         VLA_TRY(join(path, dir, f->name, err));
@@ -398,6 +466,7 @@ vla_status vla_checkpoint_save(vla_checkpoint_writer *w, const vla_store *store,
                                vla_error *err)
 {
     VLA_TRY(vla_checkpoint_wait(w, NULL, err));
+    finish_reserving(w);
     size_t bytes = vlai_ckpt_bytes(store);
     uint64_t room;
     VLA_TRY(vlai_ckpt_free_bytes(w->run, &room, err));
@@ -442,7 +511,9 @@ void vla_checkpoint_writer_destroy(vla_checkpoint_writer *w)
         if (vla_checkpoint_wait(w, NULL, &err) != VLA_OK)
             vlai_warn("%s", err.message);
     }
+    finish_reserving(w);
     release_content(w);
+    vlai_fetch_destroy(w->fetch);
     for (int i = 0; i < SAVED_KINDS; i++)
         vlai_free(w->snapshot.arena[saved_kinds[i]]);
     vlai_free(w->run);

@@ -98,9 +98,12 @@ vla_status vlai_wallx_params(const vlai_wallx_config *config, int (*group_of)(co
 /* True for parameters that stay fp32 in every mode of numerics: norms of the language model, the action head. */
 bool vlai_wallx_precise(const char *name);
 
-/* Fills the store from a checkpoint, strictly: missing, unexpected and reshaped tensors are an error that lists them. */
+/* Fills the store from a checkpoint, strictly: missing, unexpected and reshaped tensors are an error that lists them. The
+ * pool's threads share the work (NULL: this thread alone). */
 struct vlai_safetensors;
-vla_status vlai_wallx_load(const vlai_wallx_config *config, const struct vlai_safetensors *st, vla_store *store, vla_error *err);
+struct vlai_pool;
+vla_status vlai_wallx_load(const vlai_wallx_config *config, const struct vlai_safetensors *st, vla_store *store,
+                           struct vlai_pool *pool, vla_error *err);
 
 /* Results: "loss", "flow_loss" (with actions), "cross_entropy_loss" (with labels), "flow_error" [samples*horizon, D],
  * "ce_error" [labels], and with inference "action.out" [tokens1, D]. */

@@ -298,6 +298,17 @@ vla_status vlai_wallx_layout_require(const vlai_wallx_layout *l, vla_error *err)
     return status;
 }
 
+const void *vlai_wallx_layout_raw(const vlai_wallx_layout *l, size_t i, int64_t first, int64_t n, vla_dtype dtype)
+{
+    for (int p = 0; p < l->sources[i].count; p++) {
+        const vlai_tensor_view *part = l->sources[i].parts[p];
+        if (first < part->elements)
+            return part->dtype == dtype && n <= part->elements - first ? (const char *)part->data + (size_t)first * vla_dtype_size(dtype) : NULL;
+        first -= part->elements;
+    }
+    return NULL;
+}
+
 vla_status vlai_wallx_layout_read(const vlai_wallx_layout *l, size_t i, int64_t first, int64_t n, float *out, vla_error *err)
 {
     const vlai_wallx_weight *w = &l->weights[i];

@@ -1,6 +1,7 @@
 /* The parameters of a Wall-X model in a store: names and shapes from the layout, types by name. */
 #include "base/fail.h"
 #include "base/memory.h"
+#include "ckpt/fill.h"
 #include "model/wallx.h"
 #include "model/wallx_layout.h"
 
@@ -41,46 +42,54 @@ vla_status vlai_wallx_params(const vlai_wallx_config *config, int (*group_of)(co
     return status;
 }
 
-enum { CHUNK = 1 << 20 };
+/* What the threads that load need: the file's place of each of the store's tensors. */
+typedef struct load {
+    const vlai_wallx_layout *layout;
+    size_t *weight; /* per tensor of the store */
+} load;
 
-static vla_status read_one(const vlai_wallx_layout *layout, size_t i, vla_store *store, size_t param, float *buffer, vla_error *err)
+static vla_status load_tile(void *user, const vlai_fill_tile *t, float *values, const void **raw, vla_error *err)
 {
-    for (int64_t first = 0; first < layout->weights[i].elements; first += CHUNK) {
-        int64_t n = layout->weights[i].elements - first < CHUNK ? layout->weights[i].elements - first : CHUNK;
-        VLA_TRY(vlai_wallx_layout_read(layout, i, first, n, buffer, err));
-        vla_store_set_float(store, param, first, n, buffer);
-    }
-    return VLA_OK;
+    const load *l = user;
+    *raw = vlai_wallx_layout_raw(l->layout, l->weight[t->index], t->first, t->n, t->dtype);
+    return *raw ? VLA_OK : vlai_wallx_layout_read(l->layout, l->weight[t->index], t->first, t->n, values, err);
 }
 
-vla_status vlai_wallx_load(const vlai_wallx_config *config, const vlai_safetensors *st, vla_store *store, vla_error *err)
+static vla_status load_all(const vlai_wallx_layout *layout, size_t count, vla_store *store, vlai_pool *pool, vla_error *err)
+{
+    load l = {layout, vlai_array(vla_store_count(store) + 1, sizeof *l.weight)};
+    vla_status status = l.weight ? VLA_OK : vlai_nomem(err, vla_store_count(store) * sizeof *l.weight);
+    size_t found = 0;
+    for (size_t i = 0; i < count && status == VLA_OK; i++) {
+        int64_t param = vla_store_find(store, layout->weights[i].name);
+        if (param < 0)
+            continue;
+        found++;
+        l.weight[param] = i;
+        if (!vlai_wallx_layout_has(layout, i))
+            status = vlai_fail_hint(err, VLA_E_NOT_FOUND, "set task.use_state_string_representation: true if the state is written as text",
+                                    "%s: tensor '%s' is missing, and the configuration needs it",
+                                    vlai_safetensors_count(layout->st) ? vlai_safetensors_at(layout->st, 0)->file : "weights", layout->weights[i].name);
+    }
+    if (status == VLA_OK && found != vla_store_count(store))
+        status = vlai_fail(err, VLA_E_INVALID, "the store has %zu tensors, %zu of them are those of the architecture", vla_store_count(store), found);
+    if (status == VLA_OK)
+        status = vlai_store_fill(store, VLA_STORE_WEIGHT, pool, load_tile, &l, err);
+    vlai_free(l.weight);
+    return status;
+}
+
+vla_status vlai_wallx_load(const vlai_wallx_config *config, const vlai_safetensors *st, vla_store *store, vlai_pool *pool, vla_error *err)
 {
     vlai_wallx_weight *weights = NULL;
     vlai_wallx_layout *layout = NULL;
-    float *buffer = NULL;
     size_t count;
     vla_status status;
     VLA_TRY_GOTO(vlai_wallx_weights(config, &weights, &count, err), done);
     VLA_TRY_GOTO(vlai_wallx_layout_open(st, weights, count, &layout, err), done);
     VLA_TRY_GOTO(vlai_wallx_layout_require(layout, err), done);
-    buffer = vlai_array(CHUNK, sizeof *buffer);
-    if (!buffer) {
-        status = vlai_nomem(err, CHUNK * sizeof *buffer);
-        goto done;
-    }
-    for (size_t i = 0; i < count && status == VLA_OK; i++) {
-        int64_t param = vla_store_find(store, weights[i].name);
-        if (param < 0)
-            continue;
-        if (!vlai_wallx_layout_has(layout, i))
-            status = vlai_fail_hint(err, VLA_E_NOT_FOUND, "set task.use_state_string_representation: true if the state is written as text",
-                                    "%s: tensor '%s' is missing, and the configuration needs it",
-                                    vlai_safetensors_count(st) ? vlai_safetensors_at(st, 0)->file : "weights", weights[i].name);
-        else
-            status = read_one(layout, i, store, (size_t)param, buffer, err);
-    }
+    VLA_TRY_GOTO(load_all(layout, count, store, pool, err), done);
 done:
-    vlai_free(buffer);
     vlai_wallx_layout_close(layout);
     vlai_free(weights);
     return status;

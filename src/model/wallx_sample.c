@@ -5,6 +5,7 @@
  * not in evaluation 0; without pads the result is that of a whole forward every time. */
 #include "base/fail.h"
 #include "base/memory.h"
+#include "exec/executor.h"
 #include "model/wallx.h"
 #include "pass/pass.h"
 
@@ -37,7 +38,9 @@ vla_status vlai_wallx_sampler_create(const vlai_wallx_config *config, vla_store 
     (*out)->config = *config;
     (*out)->store = store;
     (*out)->threads = executor ? vla_executor_threads(executor) : 0;
-    snprintf((*out)->device, sizeof (*out)->device, "%s", executor ? vla_executor_device(executor) : "cpu");
+    snprintf((*out)->device, sizeof (*out)->device, "%s", executor ? executor->backend->name : "cpu");
+    if (executor && executor->index > 0)
+        snprintf((*out)->device, sizeof (*out)->device, "%s:%d", executor->backend->name, executor->index);
     return VLA_OK;
 }
 

@@ -80,7 +80,7 @@ vla_status vlai_parity_model_open(vlai_parity_case *c, bool with_weights, bool a
     VLA_TRY(vla_store_create(&m->store, err));
     VLA_TRY(vlai_wallx_params(&m->config, vlai_settings_group, m->train, m->store, err));
     VLA_TRY(vla_store_allocate(m->store, m->numerics, accumulate ? VLA_STORE_ACCUMULATE : VLA_STORE_TRAIN, err));
-    VLA_TRY(vlai_wallx_load(&m->config, m->weights, m->store, err));
+    VLA_TRY(vlai_wallx_load(&m->config, m->weights, m->store, NULL, err));
     return vla_store_attach(m->store, m->executor, err);
 }
 

@@ -77,11 +77,11 @@ vla_status vla_graph_store_gradients(vla_graph *g, const vla_store *store, int a
 }
 
 /* Adds norms, clip and AdamW for every parameter that has a status; gradient[i]: of parameter i, or VLA_NONE where it is
- * zero. */
+ * zero. guard [1] (or VLA_NONE): 0, or NaN when nothing may be stepped; it counts as one more gradient. */
 static void add_update(vla_graph *g, const vla_store *store, const vla_gradient_status *status, const vla_value *gradient,
-                       const vla_adamw_options *options)
+                       vla_value guard, const vla_adamw_options *options)
 {
-    int64_t with_gradient = 0, next = 0;
+    int64_t with_gradient = guard != VLA_NONE, next = 0;
     for (size_t i = 0; i < store->count; i++)
         with_gradient += status[i] == VLA_GRADIENT_SOME;
     vla_value hyper = vla_graph_input(g, "hyper", VLA_F64, 1, (int64_t[]){VLA_HYPER_RATES + options->groups});
@@ -91,6 +91,8 @@ static void add_update(vla_graph *g, const vla_store *store, const vla_gradient_
             vlai_attrs attrs = {.clip = {.index = next++}};
             vlai_graph_add(g, VLAI_OP_sum_squares, 2, (vla_value[]){gradient[i], norms}, &attrs, NULL);
         }
+    if (guard != VLA_NONE)
+        vlai_graph_add(g, VLAI_OP_sum_squares, 2, (vla_value[]){guard, norms}, &(vlai_attrs){.clip = {.index = next}}, NULL);
     vla_value clip = vlai_graph_op(g, VLAI_OP_clip_factor, 1, &norms, &(vlai_attrs){.clip = {.max_norm = options->max_norm}});
     vla_graph_name(g, clip, "clip");
     for (size_t i = 0; i < store->count; i++) {
@@ -141,7 +143,9 @@ vla_status vla_graph_step(vla_graph *g, const vla_store *store, vla_gradient_sta
             status[index] = VLA_GRADIENT_ZERO;
         }
     }
-    add_update(g, store, status, gradient, options);
+    /* A loss may be infinite and its gradient finite. */
+    vla_value guard = g->loss == VLA_NONE ? VLA_NONE : vla_reshape(g, vla_scale(g, g->loss, 0), 1, (int64_t[]){1});
+    add_update(g, store, status, gradient, guard, options);
     vlai_free(gradient);
     return vla_graph_check(g, err);
 }
@@ -167,7 +171,7 @@ vla_status vla_graph_adamw(const vla_store *store, const vla_gradient_status *st
         for (size_t i = 0; i < store->count; i++)
             if (status[i] == VLA_GRADIENT_SOME)
                 gradient[i] = state_value(g, &store->params[i], VLA_STORE_GRADIENT);
-        add_update(g, store, status, gradient, options);
+        add_update(g, store, status, gradient, VLA_NONE, options);
         vlai_free(gradient);
         result = vla_graph_check(g, err);
     }

@@ -3,7 +3,9 @@
 #include "base/fail.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/text.h"
 #include "pass/pass.h"
+#include "train/device.h"
 
 #include <string.h>
 
@@ -24,6 +26,7 @@ struct vlai_plans {
     size_t count, update_count;
     uint64_t clock;
     vla_plan_memory largest;
+    vla_recompute recompute; /* of the newest plan of a batch */
     bool told;
 };
 
@@ -36,7 +39,8 @@ vla_status vlai_plans_create(const vla_model *model, vla_store *store, vla_execu
     vlai_plans *p = vlai_calloc(1, sizeof *p);
     if (!p)
         return vlai_nomem(err, sizeof *p);
-    *p = (vlai_plans){.model = *model, .store = store, .executor = executor, .options = *options};
+    *p = (vlai_plans){.model = *model, .store = store, .executor = executor, .options = *options,
+                      .recompute = options->plan.recompute};
     if (p->options.most < 2)
         p->options.most = 2;
     p->buckets = vlai_calloc((size_t)p->options.most, sizeof *p->buckets);
@@ -133,7 +137,46 @@ static vla_status make_graph(vlai_plans *p, vlai_bucket *b, vla_graph **graph, v
         scale = 1.0;
     }
     VLA_TRY(vla_graph_backward(*graph, loss, scale, err));
+    if (o->whole_step)
+        return vla_graph_step(*graph, p->store, b->status, &o->adamw, err);
     return vla_graph_store_gradients(*graph, p->store, o->accumulation > 1, b->status, err);
+}
+
+static vla_status make_plan(vlai_plans *p, vlai_bucket *b, vla_recompute recompute, vla_error *err)
+{
+    vla_graph *graph = NULL;
+    vla_plan_options options = p->options.plan;
+    options.recompute = recompute;
+    vla_status status = make_graph(p, b, &graph, err);
+    if (status != VLA_OK) {
+        vla_graph_destroy(graph);
+        return status;
+    }
+    return vla_plan_build(graph, &options, &b->plan, err); /* takes the graph, also when it fails */
+}
+
+/* The least recompute whose plan fits beside the parameters; all that there is when none does, which the executor then
+ * refuses with its own numbers. It changes no bit of the results. */
+static vla_status make_fitting_plan(vlai_plans *p, vlai_bucket *b, vla_error *err)
+{
+    static const char *const names[] = {"none", "cheap", "layer"};
+    vlai_text line = {0};
+    size_t held = vlai_store_held(p->store), room = vlai_device_room(p->executor, p->options.limit, held);
+    vla_recompute mode = p->options.plan.recompute;
+    for (;; mode++) {
+        VLA_TRY(make_plan(p, b, mode, err));
+        size_t need = held + vlai_plan_held(p->executor, b->plan);
+        vlai_text_printf(&line, "%s%s needs %.2f GB", line.size ? ", " : "", names[mode], 1e-9 * (double)need);
+        if (mode == VLA_RECOMPUTE_LAYER || need <= room)
+            break;
+        vla_plan_destroy(b->plan);
+        b->plan = NULL;
+    }
+    if (mode != p->recompute || p->count == 1)
+        vlai_info("memory.recompute auto: %s, %.2f GB are there: %s", line.data ? line.data : "", 1e-9 * (double)room, names[mode]);
+    vlai_text_fini(&line);
+    p->recompute = mode;
+    return VLA_OK;
 }
 
 static vla_status fill_bucket(vlai_plans *p, vlai_bucket *b, const void *shape, bool training, vla_error *err)
@@ -145,13 +188,7 @@ static vla_status fill_bucket(vlai_plans *p, vlai_bucket *b, const void *shape, 
     if (!b->shape || !b->status)
         return vlai_nomem(err, p->model.shape_size + params * sizeof *b->status);
     memcpy(b->shape, shape, p->model.shape_size);
-    vla_graph *graph = NULL;
-    vla_status status = make_graph(p, b, &graph, err);
-    if (status != VLA_OK) {
-        vla_graph_destroy(graph);
-        return status;
-    }
-    VLA_TRY(vla_plan_build(graph, &p->options.plan, &b->plan, err)); /* takes the graph, also when it fails */
+    VLA_TRY(p->options.automatic && training ? make_fitting_plan(p, b, err) : make_plan(p, b, p->options.plan.recompute, err));
     return bind(p, b->plan, &b->run, err);
 }
 
@@ -172,18 +209,31 @@ static vlai_bucket *free_bucket(vlai_plans *p)
     return oldest;
 }
 
+static vlai_bucket *find_bucket(const vlai_plans *p, const void *shape, bool training)
+{
+    for (size_t i = 0; i < p->count; i++) {
+        vlai_bucket *b = &p->buckets[i];
+        if (b->run && b->training == training && !memcmp(b->shape, shape, p->model.shape_size))
+            return b;
+    }
+    return NULL;
+}
+
+bool vlai_plans_has(const vlai_plans *p, const void *shape, bool training)
+{
+    return find_bucket(p, shape, training) != NULL;
+}
+
 vla_status vlai_plans_get(vlai_plans *p, const void *shape, bool training, vlai_bucket **out, vla_error *err)
 {
     *out = NULL;
-    for (size_t i = 0; i < p->count; i++) {
-        vlai_bucket *b = &p->buckets[i];
-        if (b->run && b->training == training && !memcmp(b->shape, shape, p->model.shape_size)) {
-            b->used = ++p->clock;
-            *out = b;
-            return VLA_OK;
-        }
+    vlai_bucket *b = find_bucket(p, shape, training);
+    if (b) {
+        b->used = ++p->clock;
+        *out = b;
+        return VLA_OK;
     }
-    vlai_bucket *b = free_bucket(p);
+    b = free_bucket(p);
     vla_status status = fill_bucket(p, b, shape, training, err);
     if (status != VLA_OK) {
         drop_bucket(b);
@@ -235,6 +285,11 @@ vla_status vlai_plans_update(vlai_plans *p, const vla_gradient_status *wanted, v
 vla_plan_memory vlai_plans_memory(const vlai_plans *p)
 {
     return p->largest;
+}
+
+vla_recompute vlai_plans_recompute(const vlai_plans *p)
+{
+    return p->recompute;
 }
 
 size_t vlai_plans_count(const vlai_plans *p)

@@ -32,8 +32,11 @@ typedef struct vlai_bucket {
 typedef struct vlai_plans_options {
     vla_plan_options plan;
     int64_t accumulation;
+    bool whole_step; /* the plans clip and step; accumulation is 1 */
     bool scaled;     /* the backward starts from "loss.scale" (an input) times the loss */
     int64_t most;    /* plans kept */
+    bool automatic;  /* plan.recompute is where it begins: the least that fits is taken, plan by plan */
+    size_t limit;    /* most bytes for parameters and plans; 0: what the device has free (nothing on the CPU) */
     vla_adamw_options adamw;
 } vlai_plans_options;
 
@@ -43,11 +46,15 @@ vla_status vlai_plans_create(const vla_model *model, vla_store *store, vla_execu
                              const vlai_plans_options *options, vlai_plans **out, vla_error *err);
 void vlai_plans_destroy(vlai_plans *plans);
 vla_status vlai_plans_get(vlai_plans *plans, const void *shape, bool training, vlai_bucket **out, vla_error *err);
+/* Whether get would find the plan made. */
+bool vlai_plans_has(const vlai_plans *plans, const void *shape, bool training);
 /* The run that steps, for gradients of this status. */
 vla_status vlai_plans_update(vlai_plans *plans, const vla_gradient_status *status, vla_run **out, vla_error *err);
 /* The largest of each kind over the plans made so far. */
 vla_plan_memory vlai_plans_memory(const vlai_plans *plans);
 size_t vlai_plans_count(const vlai_plans *plans);
+/* What the newest plan of a batch makes again in its backward pass. */
+vla_recompute vlai_plans_recompute(const vlai_plans *plans);
 
 VLA_END_DECLS
 

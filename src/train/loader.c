@@ -41,10 +41,11 @@ struct vlai_loader {
 
 int64_t vlai_loader_slots(const vlai_loader_options *o)
 {
+    int64_t held = o->held > 1 ? o->held : 1;
     if (o->workers == 0)
-        return o->batch;
+        return o->batch * held;
     int64_t ahead = o->ahead > 0 ? o->ahead : o->batch > 2 * o->workers ? o->batch : 2 * o->workers;
-    return o->batch + ahead;
+    return o->batch * held + ahead;
 }
 
 static bool is_past_end(const vlai_loader *l, int64_t index)
@@ -166,13 +167,15 @@ void vlai_loader_destroy(vlai_loader *l)
     vlai_free(l);
 }
 
-/* The slots of the batch handed out before may be filled again. */
+/* The slots of the batches handed out before may be filled again, but for the newest held - 1. */
 static void release_batch(vlai_loader *l)
 {
     pthread_mutex_lock(&l->lock);
-    for (int64_t i = l->released; i < l->taken; i++)
+    int64_t kept = l->options.held > 1 ? (l->options.held - 1) * l->options.batch : 0;
+    int64_t end = l->taken - kept > l->released ? l->taken - kept : l->released;
+    for (int64_t i = l->released; i < end; i++)
         l->ring[i % l->slots].done = false;
-    l->released = l->taken;
+    l->released = end;
     pthread_cond_broadcast(&l->freed);
     pthread_mutex_unlock(&l->lock);
 }

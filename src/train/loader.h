@@ -8,7 +8,7 @@
  *     VLA_TRY(vlai_loader_create(&source, &o, &loader, err));
  *     void *const *slots;
  *     int64_t count;
- *     VLA_TRY(vlai_loader_next(loader, &slots, &count, &stall, err));   // valid until the next call
+ *     VLA_TRY(vlai_loader_next(loader, &slots, &count, &stall, err));   // valid until the next call, or the held-th
  *     vlai_loader_destroy(loader);
  *
  * Slots are created once by the source; the ring holds `batch` of them for the trainer and the rest ahead of it. Errors of a
@@ -25,6 +25,7 @@ typedef struct vlai_loader vlai_loader;
 typedef struct vlai_loader_options {
     int64_t batch;   /* samples per call of next */
     int64_t workers; /* 0: next reads in the calling thread */
+    int64_t held;    /* batches that stay valid: 1 (also 0) is the newest alone */
     int64_t ahead;   /* slots beyond those of one batch; 0 = another batch, at least two per worker */
     int64_t first;   /* index of the first sample */
     int64_t end;     /* index after the last; negative = endless */

@@ -142,6 +142,8 @@ vla_status vlai_metrics_put(vlai_metrics *m, const vla_record *r, vla_error *err
         put(m, ", \"skipped\": %d", r->skipped);
         put(m, ", \"step_ms\": %.3f, \"samples_per_s\": %.3f, \"stall_ms\": %.3f, \"tflops\": %.6g", 1e3 * r->step_seconds,
             r->samples_per_second, 1e3 * r->stall_seconds, r->teraflops);
+        if (r->save_seconds > 0)
+            put(m, ", \"save_stall_ms\": %.3f", 1e3 * r->save_seconds);
         put(m, ", \"rss\": %llu, \"device_memory\": %llu", (unsigned long long)r->resident, (unsigned long long)r->device);
     } else {
         put(m, ", \"seconds\": %.3f", r->step_seconds);

@@ -258,14 +258,29 @@
 
 /* ---- ours ---- */
 #define VLAI_OPTIONS_TRAINING(X)                                                                                       \
+    X(TEXT, device, "auto", 0, 0, WORKS, "cpu, cuda, cuda:N, or auto: the first GPU where this build can use one")     \
     X(CHOICE, numerics, 0, 0, 0, WORKS, "auto|fp32|bf16|bf16-sr|bf16-plain; precision; auto = fp32 on a CPU, bf16 on " \
       "a GPU; bf16: fp32 masters and moments; bf16-sr: weights and moments in bf16, rounded stochastically; "          \
       "bf16-plain: to nearest")                                                                                        \
     X(INT, threads, 0, 0, 4096, WORKS, "computing threads; 0 = one per core")
 
 #define VLAI_OPTIONS_MEMORY(X)                                                                                         \
-    X(CHOICE, recompute, 0, 0, 0, WORKS, "none|cheap|layer; what the backward computes again instead of keeping it: "  \
-      "nothing, norms and products, or whole layers")
+    X(CHOICE, recompute, 0, 0, 0, WORKS, "none|cheap|layer|auto; what the backward computes again instead of keeping " \
+      "it: nothing, norms and products, or whole layers; auto: the least of these that fits (with WALLX_PERF_ALLOC "   \
+      "auto on a GPU and cheap on a CPU, where the key is not given)")                                                 \
+    X(REAL, device_gb, 0, 0, 1e6, WORKS, "most memory of the device that the run may take, in GB of 10^9 bytes; on a " \
+      "CPU most memory for plans and parameters; 0 = all that is free")
+
+/* The switches of the environment, for those who keep settings in files: a variable that is set wins over its key. */
+#define VLAI_OPTIONS_PERF(X)                                                                                           \
+    X(BOOL, attn, false, 0, 0, WORKS, "WALLX_PERF_ATTN: fastest attention backward")                                   \
+    X(BOOL, alloc, false, 0, 0, WORKS, "WALLX_PERF_ALLOC: offsets planned by lifetime, cheap recompute")               \
+    X(BOOL, compile, false, 0, 0, WORKS, "WALLX_PERF_COMPILE: fused kernels and replay, decoder")                      \
+    X(BOOL, compile_visual, false, 0, 0, WORKS, "WALLX_PERF_COMPILE_VISUAL: fused kernels, vision tower")              \
+    X(INT, compile_recomp_limit, 64, 2, 1000000, WORKS, "WALLX_PERF_COMPILE_RECOMP_LIMIT: most plans kept")            \
+    X(BOOL, optimizer_fused, false, 0, 0, WORKS, "OPTIMIZER_FUSED: one pass over all parameters")                      \
+    X(BOOL, no_timer_barrier, false, 0, 0, WORKS, "WALLX_PERF_NO_TIMER_BARRIER: the next step begins before the times of this one are read") \
+    X(BOOL, log, false, 0, 0, WORKS, "WALLX_PERF_LOG: one line per switch that is on")
 
 /* Section path, member of vlai_config, rows. A section's path is a key of its parent. */
 #define VLAI_SECTIONS(S)                                              \
@@ -286,6 +301,7 @@
     S("checkpoint", checkpoint, VLAI_OPTIONS_CHECKPOINT)              \
     S("debug", debug, VLAI_OPTIONS_DEBUG)                             \
     S("training", training, VLAI_OPTIONS_TRAINING)                    \
-    S("memory", memory, VLAI_OPTIONS_MEMORY)
+    S("memory", memory, VLAI_OPTIONS_MEMORY)                          \
+    S("perf", perf, VLAI_OPTIONS_PERF)
 
 #endif

@@ -5,11 +5,13 @@
 #include "base/io.h"
 #include "base/json.h"
 #include "base/memory.h"
+#include "base/pool.h"
 #include "data/norm_stats.h"
 #include "format/safetensors.h"
 #include "model/wallx_layout.h"
 #include "text/prompt.h"
 #include "train/contract_config.h"
+#include "train/device.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -353,6 +355,13 @@ static vla_status list_frames(vlai_predict *p, vla_error *err)
 
 /* ---- model ---- */
 
+/* On a CPU fp32 throughout; on a GPU as the run trained, but for masters and moments. */
+static vla_numerics numerics_of(const vlai_predict *p)
+{
+    bool cpu = !strcmp(vla_executor_device(p->executor), "cpu");
+    return cpu || p->config->training.numerics == VLAI_NUMERICS_FP32 ? VLA_FP32 : VLA_BF16_MASTER;
+}
+
 static vla_status load_weights(vlai_predict *p, vla_error *err)
 {
     char path[VLAI_PREDICT_PATH];
@@ -374,10 +383,16 @@ static vla_status load_weights(vlai_predict *p, vla_error *err)
         status = vlai_wallx_stored_sizes(st, &p->model.vocab_size, NULL, NULL, err);
     if (status == VLA_OK)
         status = vlai_wallx_params(&p->model, NULL, NULL, p->store, err);
+    vlai_pool *pool = NULL;
     if (status == VLA_OK)
-        status = vla_store_allocate(p->store, VLA_FP32, VLA_STORE_PREDICT, err);
+        status = vlai_pool_create(p->options.threads, &pool, err);
     if (status == VLA_OK)
-        status = vlai_wallx_load(&p->model, st, p->store, err);
+        status = vla_store_allocate(p->store, numerics_of(p), VLA_STORE_PREDICT, err);
+    if (status == VLA_OK)
+        status = vlai_wallx_load(&p->model, st, p->store, pool, err);
+    if (status == VLA_OK)
+        status = vla_store_attach(p->store, p->executor, err);
+    vlai_pool_destroy(pool);
     vlai_safetensors_close(st);
     return status;
 }
@@ -385,11 +400,13 @@ static vla_status load_weights(vlai_predict *p, vla_error *err)
 static vla_status open_model(vlai_predict *p, vla_error *err)
 {
     vlai_prompt_tokens tokens;
+    char device[VLAI_DEVICE_NAME];
+    VLA_TRY(vlai_device_choose(p->options.device, device, err));
+    VLA_TRY(vla_executor_create_on(device, p->options.threads, &p->executor, err));
     VLA_TRY(vla_store_create(&p->store, err));
     VLA_TRY(load_weights(p, err));
     VLA_TRY(vlai_prompt_tokens_of(p->tok, &tokens, err));
     p->tokens = (vlai_wallx_tokens){.action = tokens.action, .propri = tokens.propri, .pad = tokens.pad};
-    VLA_TRY(vla_executor_create(p->options.threads, &p->executor, err));
     VLA_TRY(vlai_wallx_sampler_create(&p->model, p->store, p->executor, &p->sampler, err));
     return vlai_feed_create(p->set, &p->contract, p->tok, &p->feed, err);
 }
@@ -436,8 +453,8 @@ void vlai_predict_destroy(vlai_predict *p)
         return;
     vlai_feed_destroy(p->feed);
     vlai_wallx_sampler_destroy(p->sampler);
-    vla_executor_destroy(p->executor);
     vla_store_destroy(p->store);
+    vla_executor_destroy(p->executor);
     vla_dataset_close(p->set);
     vlai_tokenizer_close(p->tok);
     if (p->contract_made)

@@ -44,6 +44,7 @@ typedef struct vlai_predict_options {
     vlai_predict_swap swap; /* pictures or instructions come from another episode with another instruction */
     uint64_t seed;
     int threads;
+    const char *device; /* cpu, cuda, cuda:N or auto; NULL = auto */
     int64_t plots; /* episodes drawn by vlai_predict_save */
     void (*progress)(void *user, int64_t done, int64_t frames);
     void *user;

@@ -307,7 +307,7 @@ static vla_status plan_run(look *l, prompts *p, slots *made, vlai_run_settings *
     int64_t workers = o->workers > 0 ? o->workers : 1;
     out->memory.loader = (size_t)vlai_loader_slots(&loader) * slot_bytes(made->items[0]) + (size_t)workers * worker;
     *settings = (vlai_run_settings){.batch = o->batch, .accumulation = o->accumulation, .validation_batch = validation,
-                                    .numerics = o->numerics, .recompute = o->recompute, .layout = o->layout, .threads = o->threads};
+                                    .numerics = o->numerics, .recompute = o->recompute, .layout = o->layout, .whole_step = o->whole_step, .threads = o->threads};
     return vlai_run_memory_plan(&s->model, &o->adamw, made->items, settings, out->available, &out->memory, err);
 }
 

@@ -69,8 +69,8 @@ static json_t *schedule_values(const vla_trainer_options *o, int *failed)
     return values;
 }
 
-vla_status vlai_state_text(const vla_trainer_options *o, int64_t count, const vlai_progress *p, vlai_text *out,
-                           vla_error *err)
+vla_status vlai_state_text(const vla_trainer_options *o, int64_t count, const vlai_progress *p, const char *choices,
+                           vlai_text *out, vla_error *err)
 {
     int failed = 0;
     json_t *fixed = fixed_sections(o, count, err);
@@ -90,6 +90,8 @@ vla_status vlai_state_text(const vla_trainer_options *o, int64_t count, const vl
     failed |= json_object_update(state, fixed);
     json_decref(fixed);
     set(state, "schedule", schedule_values(o, &failed), &failed);
+    if (choices && *choices)
+        set(state, "choices", json_string(choices), &failed);
     char *text = failed ? NULL : json_dumps(state, JSON_INDENT(2) | JSON_REAL_PRECISION(17));
     json_decref(state);
     if (text) {
@@ -233,6 +235,18 @@ vla_status vlai_state_read(const char *text, const char *path, const vla_trainer
     vla_status status = read_counters(state, path, out, err);
     if (status == VLA_OK)
         status = compare_states(state, path, o, count, err);
+    json_decref(state);
+    return status;
+}
+
+vla_status vlai_state_adopt(const char *text, const char *path, vla_executor *executor, vla_error *err)
+{
+    json_t *state;
+    const char *choices;
+    VLA_TRY(vlai_json_parse(text, strlen(text), path, &state, err));
+    vla_status status = vlai_json_string(state, "choices", "", path, &choices, err);
+    if (status == VLA_OK && *choices)
+        status = vla_executor_adopt(executor, choices, err);
     json_decref(state);
     return status;
 }

@@ -20,9 +20,11 @@ typedef struct vlai_progress {
     int64_t samples;      /* seen */
 } vlai_progress;
 
-/* state.json as text. `count`: samples of an epoch's order. */
-vla_status vlai_state_text(const vla_trainer_options *options, int64_t count, const vlai_progress *progress, vlai_text *out,
-                           vla_error *err);
+/* state.json as text. `count`: samples of an epoch's order. `choices`: of vla_executor_choices; NULL or "" = none. */
+vla_status vlai_state_text(const vla_trainer_options *options, int64_t count, const vlai_progress *progress, const char *choices,
+                           vlai_text *out, vla_error *err);
+/* Gives the choices of algorithms that a state holds to the executor, so that a run goes on to the bit. */
+vla_status vlai_state_adopt(const char *text, const char *path, vla_executor *executor, vla_error *err);
 /* Reads the counters of a checkpoint's state and compares it with what the options say now. options->allow_change:
  * names (or sections) that may differ; "all" = any. Differences that are allowed, and those of the schedule, are logged. */
 vla_status vlai_state_read(const char *text, const char *path, const vla_trainer_options *options, int64_t count,

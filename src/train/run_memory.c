@@ -2,6 +2,7 @@
 
 #include "base/fail.h"
 #include "base/memory.h"
+#include "ckpt/ckpt.h"
 #include "exec/plan.h"
 #include "exec/store.h"
 #include "pass/pass.h"
@@ -109,9 +110,20 @@ static size_t touched_bytes(spans *s)
 
 /* ---- plans ---- */
 
+static bool is_whole(const vlai_run_settings *s)
+{
+    return s->whole_step && s->accumulation == 1;
+}
+
+static vla_store_use use_of(const vlai_run_settings *s)
+{
+    return is_whole(s) ? VLA_STORE_STEP : s->accumulation > 1 ? VLA_STORE_ACCUMULATE : VLA_STORE_TRAIN;
+}
+
 typedef struct planner {
     const vla_model *model;
     const vlai_run_settings *settings;
+    const vla_adamw_options *adamw;
     vla_store *store; /* of parameters only: never allocated */
     vla_plan_options options;
     vla_gradient_status *status;
@@ -154,7 +166,10 @@ static vla_status plan_batch(planner *p, void *const *slots, int64_t count, bool
     VLA_TRY_GOTO(vlai_pass_narrow(g, NULL, err), fail);
     if (training) {
         VLA_TRY_GOTO(vla_graph_backward(g, vla_graph_find(g, "loss"), 1.0 / (double)p->settings->accumulation, err), fail);
-        VLA_TRY_GOTO(vla_graph_store_gradients(g, p->store, accumulate, p->status, err), fail);
+        if (is_whole(p->settings))
+            VLA_TRY_GOTO(vla_graph_step(g, p->store, p->status, p->adamw, err), fail);
+        else
+            VLA_TRY_GOTO(vla_graph_store_gradients(g, p->store, accumulate, p->status, err), fail);
     }
     return note_plan(p, g, err);
 fail:
@@ -162,7 +177,7 @@ fail:
     return status;
 }
 
-static vla_status plan_all(planner *p, const vla_adamw_options *adamw, void *const *slots, vla_error *err)
+static vla_status plan_all(planner *p, void *const *slots, vla_error *err)
 {
     const vlai_run_settings *s = p->settings;
     VLA_TRY(plan_batch(p, slots, s->batch, true, err));
@@ -170,14 +185,16 @@ static vla_status plan_all(planner *p, const vla_adamw_options *adamw, void *con
     if (validation > 0)
         VLA_TRY(plan_batch(p, slots, validation, false, err));
     vla_graph *update;
-    VLA_TRY(vla_graph_adamw(p->store, p->status, adamw, &update, err));
+    if (is_whole(s))
+        return VLA_OK;
+    VLA_TRY(vla_graph_adamw(p->store, p->status, p->adamw, &update, err));
     return note_plan(p, update, err);
 }
 
 static void add_store(planner *p)
 {
     const vlai_run_settings *s = p->settings;
-    vla_store_use use = s->accumulation > 1 ? VLA_STORE_ACCUMULATE : VLA_STORE_TRAIN;
+    vla_store_use use = use_of(s);
     size_t bytes[VLA_STORE_KINDS];
     for (int k = 0; k < VLA_STORE_KINDS; k++)
         bytes[k] = vla_store_bytes(p->store, (vla_store_kind)k, s->numerics, use);
@@ -197,11 +214,11 @@ static void add_up(planner *p, size_t available)
     m->activations = touched - m->inputs;
     m->workspace = p->shared + p->widen + threads * p->per_thread;
     m->total = m->weights + m->gradients + m->optimizer + m->inputs + m->activations + m->workspace + m->loader + m->process;
-    /* A snapshot is taken when eight times its size is still free then (ckpt/): `available` counts from now, when what
-     * `process` says is held already. */
+    /* A snapshot is taken when there is room for it then (ckpt/): `available` counts from now, when what `process` says is
+     * held already. */
     size_t more = m->total - m->process;
     size_t left = available > more ? available - more : 0;
-    m->snapshot = left / 8 >= m->checkpoint ? m->checkpoint : 0;
+    m->snapshot = vlai_ckpt_has_room(left, m->checkpoint) ? m->checkpoint : 0;
     m->total += m->snapshot;
 }
 
@@ -209,22 +226,21 @@ vla_status vlai_run_memory_plan(const vla_model *model, const vla_adamw_options 
                                 const vlai_run_settings *settings, size_t available, vlai_run_memory *out, vla_error *err)
 {
     *out = (vlai_run_memory){.loader = out->loader, .process = out->process};
-    planner p = {.model = model, .settings = settings, .options = VLA_PLAN_OPTIONS_DEFAULT, .out = out};
+    planner p = {.model = model, .settings = settings, .adamw = adamw, .options = VLA_PLAN_OPTIONS_DEFAULT, .out = out};
     vla_status status;
     p.options.numerics = settings->numerics;
     p.options.recompute = settings->recompute;
     p.options.layout = settings->layout;
     VLA_TRY_GOTO(vla_store_create(&p.store, err), done);
     VLA_TRY_GOTO(model->params(model->user, p.store, err), done);
-    vla_store_use use = settings->accumulation > 1 ? VLA_STORE_ACCUMULATE : VLA_STORE_TRAIN;
-    vlai_store_lay_out(p.store, settings->numerics, use);
+    vlai_store_lay_out(p.store, settings->numerics, use_of(settings));
     p.shape = vlai_calloc(1, model->shape_size);
     p.status = vlai_calloc(vla_store_count(p.store) + 1, sizeof *p.status);
     if (!p.shape || !p.status) {
         status = vlai_nomem(err, model->shape_size + vla_store_count(p.store) * sizeof *p.status);
         goto done;
     }
-    VLA_TRY_GOTO(plan_all(&p, adamw, slots, err), done);
+    VLA_TRY_GOTO(plan_all(&p, slots, err), done);
     add_store(&p);
     add_up(&p, available);
 done:

@@ -23,6 +23,7 @@ typedef struct vlai_run_settings {
     vla_numerics numerics;
     vla_recompute recompute;
     vla_memory_layout layout;
+    bool whole_step; /* the update is part of the batch's plan; only with accumulation 1 */
     int threads; /* 0: one per processor */
 } vlai_run_settings;
 

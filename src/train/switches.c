@@ -1,21 +1,46 @@
 #include "train/switches.h"
 
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* What a switch does on one CPU rank. */
+typedef enum field_kind { FLAG, NUMBER, WORD } field_kind;
+
+#define NONE ((size_t)-1)
+#define KEY(member) offsetof(struct vlai_section_perf, member)
+
+/* One row per switch: variable, key of section "perf", what it does on a CPU rank and on a GPU. */
 static const struct {
-    const char *name, *effect;
+    const char *name;
+    field_kind kind;
+    size_t key;       /* offset in the section; NONE: the environment alone */
+    const char *spelled; /* of the key */
+    const char *cpu, *gpu;
 } switches[] = {
-    {"WALLX_PERF_ATTN", "no effect on a CPU rank: its attention is deterministic and has one form"},
-    {"WALLX_PERF_ALLOC", "buffers at offsets planned by lifetime; norms, SwiGLU products and rotations are made again in the backward pass"},
-    {"WALLX_PERF_DDP", "no effect on one rank: there is nothing to reduce"},
-    {"WALLX_PERF_BUCKET", "no effect on one rank: there is nothing to reduce"},
-    {"WALLX_PERF_COMPILE", "no effect on a CPU rank: its kernels are the reference and stay one per operation"},
-    {"WALLX_PERF_COMPILE_VISUAL", "no effect on a CPU rank: its kernels are the reference and stay one per operation"},
-    {"WALLX_PERF_COMPILE_RECOMP_LIMIT", "most plans kept at once, one per shape of batch"},
-    {"WALLX_PERF_NO_TIMER_BARRIER", "no effect on one rank: its timers wait for nobody"},
+    {"WALLX_PERF_ATTN", FLAG, KEY(attn), "perf.attn", "no effect on a CPU rank: its attention is deterministic and has one form",
+     "fastest attention, forward and backward, instead of the deterministic one"},
+    {"ATTENTION_BACKEND", WORD, NONE, NULL, "no effect on a CPU rank: its attention is deterministic and has one form",
+     "sdpa: fastest attention, as WALLX_PERF_ATTN; other values: the deterministic one"},
+    {"WALLX_PERF_ALLOC", FLAG, KEY(alloc), "perf.alloc",
+     "buffers at offsets planned by lifetime; norms, SwiGLU products and rotations are made again in the backward pass",
+     "buffers at offsets planned by lifetime; the least is made again in the backward pass that lets the run fit (memory.recompute: auto)"},
+    {"WALLX_PERF_DDP", FLAG, NONE, NULL, "no effect on one rank: there is nothing to reduce", "no effect on one rank: there is nothing to reduce"},
+    {"WALLX_PERF_BUCKET", NUMBER, NONE, NULL, "no effect on one rank: there is nothing to reduce", "no effect on one rank: there is nothing to reduce"},
+    {"WALLX_PERF_COMPILE", FLAG, KEY(compile), "perf.compile",
+     "the update is part of the step's plan; a CPU rank's kernels are the reference and stay one per operation",
+     "fused kernels and timed choice of matrix products, decoder; the update is part of the step, and the step is captured once and replayed"},
+    {"WALLX_PERF_COMPILE_VISUAL", FLAG, KEY(compile_visual), "perf.compile_visual",
+     "no effect on a CPU rank: its kernels are the reference and stay one per operation",
+     "fused kernels and timed choice of matrix products, vision tower"},
+    {"WALLX_PERF_COMPILE_RECOMP_LIMIT", NUMBER, KEY(compile_recomp_limit), "perf.compile_recomp_limit", "most plans kept at once, one per shape of batch",
+     "most plans kept at once, one per shape of batch"},
+    {"OPTIMIZER_FUSED", FLAG, KEY(optimizer_fused), "perf.optimizer_fused", "no effect on a CPU rank: it steps one tensor after the other",
+     "one pass over all parameters instead of one kernel per tensor"},
+    {"WALLX_PERF_NO_TIMER_BARRIER", FLAG, KEY(no_timer_barrier), "perf.no_timer_barrier",
+     "the next batch is taken before the times of this step are read",
+     "the next step is handed to the GPU before the times of this one are read"},
 };
+enum { SWITCHES = sizeof switches / sizeof *switches };
 
 bool vlai_switch_is_on(const char *name)
 {
@@ -31,11 +56,49 @@ int64_t vlai_switch_number(const char *name, int64_t fallback)
     return n > 0 && !*end ? n : fallback;
 }
 
-void vlai_switches_describe(vlai_text *out)
+static bool key_of(const vlai_config *config, int row)
 {
-    if (!vlai_switch_is_on("WALLX_PERF_LOG"))
-        return;
-    for (size_t i = 0; i < sizeof switches / sizeof *switches; i++)
+    return config && switches[row].key != NONE && switches[row].kind == FLAG && *(const bool *)((const char *)&config->perf + switches[row].key);
+}
+
+/* The variable where it is set, also to 0; else the key. */
+static bool is_on(const vlai_config *config, const char *name)
+{
+    const char *value = getenv(name);
+    if (value && *value)
+        return vlai_switch_is_on(name);
+    for (int i = 0; i < SWITCHES; i++)
+        if (!strcmp(switches[i].name, name))
+            return key_of(config, i);
+    return false;
+}
+
+void vlai_switches_read(const vlai_config *config, vlai_switches *out)
+{
+    const char *backend = getenv("ATTENTION_BACKEND");
+    *out = (vlai_switches){
+        .attention = is_on(config, "WALLX_PERF_ATTN") || (backend && !strcmp(backend, "sdpa")),
+        .alloc = is_on(config, "WALLX_PERF_ALLOC"),
+        .compile = is_on(config, "WALLX_PERF_COMPILE"),
+        .compile_visual = is_on(config, "WALLX_PERF_COMPILE_VISUAL"),
+        .no_barrier = is_on(config, "WALLX_PERF_NO_TIMER_BARRIER"),
+        .log = vlai_switch_is_on("WALLX_PERF_LOG") || (config && config->perf.log && !getenv("WALLX_PERF_LOG")),
+        .most_plans = vlai_switch_number("WALLX_PERF_COMPILE_RECOMP_LIMIT", config ? config->perf.compile_recomp_limit : 64),
+    };
+    out->fused_optimizer = out->compile || is_on(config, "OPTIMIZER_FUSED");
+}
+
+void vlai_switches_describe(const vlai_config *config, const char *device, vlai_text *out)
+{
+    vlai_switches now;
+    vlai_switches_read(config, &now);
+    for (int i = 0; i < SWITCHES && now.log; i++) {
+        const char *effect = strcmp(device, "cpu") ? switches[i].gpu : switches[i].cpu, *value = getenv(switches[i].name);
         if (vlai_switch_is_on(switches[i].name))
-            vlai_text_printf(out, "[WALLX_PERF] %s=%s: %s\n", switches[i].name, getenv(switches[i].name), switches[i].effect);
+            vlai_text_printf(out, "[WALLX_PERF] %s=%s: %s\n", switches[i].name, value, effect);
+        else if (!(value && *value) && key_of(config, i))
+            vlai_text_printf(out, "[WALLX_PERF] %s=true: %s\n", switches[i].spelled, effect);
+        else if (!(value && *value) && config && switches[i].kind == NUMBER && switches[i].spelled && vlai_config_origin(config, switches[i].spelled).file)
+            vlai_text_printf(out, "[WALLX_PERF] %s=%lld: %s\n", switches[i].spelled, (long long)config->perf.compile_recomp_limit, effect);
+    }
 }

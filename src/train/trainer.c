@@ -1,65 +1,29 @@
-/* The trainer's loop: next batch, run, update, note, save, stop. What does not fit that sentence lives in its own file:
- * loader.c, bucket.c (plans), metrics.c, resume.c (state of a run), ckpt/. */
-#include "vla/trainer.h"
+/* The trainer: what a run needs, the loop over its steps, validation and saving. One step is in step.c, plans in bucket.c, the
+ * state of a run in resume.c, checkpoints in ckpt/. */
+#include "train/trainer_internal.h"
 
 #include "base/fail.h"
 #include "base/io.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/time.h"
-#include "ckpt/ckpt.h"
 #include "exec/store.h"
-#include "optim/schedule.h"
-#include "train/bucket.h"
-#include "train/loader.h"
-#include "train/metrics.h"
-#include "train/resume.h"
 
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
-
-struct vla_trainer {
-    vla_model model;
-    vla_samples samples, validation;
-    bool validates;
-    vla_trainer_options options;
-    vlai_schedule schedule;
-    vla_store *store;
-    vla_executor *executor;
-    vlai_plans *plans;
-    vlai_loader *loader;
-    vlai_metrics *metrics;
-    vla_checkpoint_writer *writer;
-    int run_lock; /* open while the run folder is ours; -1 */
-    vla_gradient_status *status; /* of the step in progress */
-    void *shape;
-    uint8_t *guilty;
-    int64_t epoch_samples; /* that an epoch hands out: whole steps */
-    vlai_progress progress;
-    int64_t saved;         /* step of the newest save that was begun; -1 = none */
-    char *resumed;         /* checkpoint that the run started from; NULL */
-    char culprit[256];     /* what was not finite in the newest step that was skipped */
-    double *window_loss;   /* the last losses, for smooth_loss */
-    int64_t window;
-    /* of the step in progress */
-    void *const *slots; /* read ahead by vla_trainer_prepare */
-    int64_t slot_count;
-    bool ready;
-    double stall, flops, last_end;
-    double usual_seconds; /* of a step: a running mean, for the time left */
-};
 
 static int64_t steps_per_epoch(const vla_trainer *t)
 {
     return t->epoch_samples / (t->options.batch * t->options.accumulation);
 }
 
-static bool is_over(const vla_trainer *t)
+static bool is_over(const vla_trainer *t, const vlai_progress *p)
 {
     const vla_trainer_options *o = &t->options;
-    return (o->steps > 0 && t->progress.step >= o->steps) || t->progress.epoch >= o->epochs;
+    return (o->steps > 0 && p->step >= o->steps) || p->epoch >= o->epochs;
 }
 
 /* Steps of the whole run, as far as is known now. */
@@ -87,6 +51,8 @@ static vla_status check_options(const vla_trainer *t, vla_error *err)
         return vlai_fail(err, VLA_E_INVALID, "trainer: batch %lld, accumulation %lld, epochs %lld, groups %d: wanted at least 1 "
                          "each, and a run folder", (long long)o->batch, (long long)o->accumulation, (long long)o->epochs,
                          o->group_count);
+    if (o->whole_step && o->accumulation > 1)
+        return vlai_fail(err, VLA_E_INVALID, "trainer: a step of one plan has one micro-batch, not %lld", (long long)o->accumulation);
     if (t->epoch_samples < 1)
         return vlai_fail_hint(err, VLA_E_INVALID, "lower hyperparams.batch_size_per_gpu or gradient_accumulation_steps, or add data",
                               "the training split has %lld samples, a step takes %lld x %lld", (long long)t->samples.count,
@@ -103,6 +69,8 @@ static vla_status start_state(vla_trainer *t, vla_error *err)
     vla_checkpoint *c;
     VLA_TRY(vla_checkpoint_open(o->resume, &c, err));
     vla_status status = vlai_state_read(vla_checkpoint_state(c), vla_checkpoint_path(c), o, t->samples.count, &t->progress, err);
+    if (status == VLA_OK)
+        status = vlai_state_adopt(vla_checkpoint_state(c), vla_checkpoint_path(c), t->executor, err);
     if (status == VLA_OK)
         status = vla_checkpoint_restore(c, t->store, err);
     if (status == VLA_OK && !(t->resumed = vlai_strdup(vla_checkpoint_path(c))))
@@ -123,12 +91,20 @@ static vla_status start_state(vla_trainer *t, vla_error *err)
     return status;
 }
 
+static vla_store_use store_use(const vla_trainer_options *o)
+{
+    return o->whole_step ? VLA_STORE_STEP : o->accumulation > 1 ? VLA_STORE_ACCUMULATE : VLA_STORE_TRAIN;
+}
+
 static vla_status make_store(vla_trainer *t, vla_error *err)
 {
     const vla_trainer_options *o = &t->options;
+    VLA_TRY(vla_executor_create_on(o->device ? o->device : "cpu", o->threads, &t->executor, err));
+    t->on_device = strcmp(vla_executor_device(t->executor), "cpu") != 0;
+    vla_executor_limit(t->executor, o->memory_limit);
     VLA_TRY(vla_store_create(&t->store, err));
     VLA_TRY(t->model.params(t->model.user, t->store, err));
-    VLA_TRY(vla_store_allocate(t->store, o->numerics, o->accumulation > 1 ? VLA_STORE_ACCUMULATE : VLA_STORE_TRAIN, err));
+    VLA_TRY(vla_store_allocate_on(t->store, t->executor, o->numerics, store_use(o), 0, err));
     return start_state(t, err);
 }
 
@@ -153,6 +129,7 @@ static vla_status make_run_folder(vla_trainer *t, vla_error *err)
     vla_checkpoint_writer_options w = VLA_CHECKPOINT_WRITER_OPTIONS_DEFAULT;
     w.keep_last = o->keep_last;
     VLA_TRY(vla_checkpoint_writer_create(o->run, &w, &t->writer, err));
+    vlai_checkpoint_reserve(t->writer, t->store);
     return vlai_metrics_open(o->run, t->progress.step, &t->metrics, err);
 }
 
@@ -164,19 +141,27 @@ static vla_status make_machinery(vla_trainer *t, vla_error *err)
     t->shape = vlai_calloc(1, t->model.shape_size);
     t->guilty = vlai_calloc((size_t)(o->batch * o->accumulation), 1);
     t->window_loss = vlai_calloc(window, sizeof(double));
-    if (!t->status || !t->shape || !t->guilty || !t->window_loss)
+    t->flight_slots = vlai_calloc(VLAI_FLIGHTS * (size_t)o->batch, sizeof *t->flight_slots);
+    if (!t->status || !t->shape || !t->guilty || !t->window_loss || !t->flight_slots)
         return vlai_nomem(err, params * sizeof *t->status);
-    VLA_TRY(vla_executor_create(o->threads, &t->executor, err));
+    for (int i = 0; i < VLAI_FLIGHTS; i++)
+        t->flights[i].slots = t->flight_slots + (size_t)i * (size_t)o->batch;
     vlai_plans_options p = {.plan = VLA_PLAN_OPTIONS_DEFAULT, .accumulation = o->accumulation, .most = o->most_plans,
-                            .scaled = o->global_loss && o->accumulation > 1, .adamw = o->adamw};
+                            .whole_step = o->whole_step, .scaled = o->global_loss && o->accumulation > 1, .adamw = o->adamw};
     p.plan.numerics = o->numerics;
     p.plan.recompute = o->recompute;
     p.plan.layout = o->layout;
+    p.plan.fuse = o->fuse;
+    p.plan.visual_layers = o->visual_layers;
+    p.plan.fast_attention = o->fast_attention;
+    p.plan.fast = o->fast;
+    p.automatic = o->recompute_auto != 0;
+    p.limit = o->memory_limit;
     p.adamw.groups = o->group_count;
     VLA_TRY(vlai_plans_create(&t->model, t->store, t->executor, &p, &t->plans, err));
     vlai_loader_options l = {.batch = o->global_loss ? o->batch * o->accumulation : o->batch, .workers = o->workers, .end = -1,
                              .first = t->progress.epoch * t->epoch_samples + t->progress.place,
-                             .epoch_samples = t->epoch_samples, .stream = VLA_SAMPLES_TRAIN};
+                             .epoch_samples = t->epoch_samples, .stream = VLA_SAMPLES_TRAIN, .held = o->ahead ? VLAI_FLIGHTS : 1};
     return vlai_loader_create(&t->samples, &l, &t->loader, err);
 }
 
@@ -227,8 +212,9 @@ void vla_trainer_destroy(vla_trainer *t)
     vlai_metrics_close(t->metrics);
     vlai_unlock_dir(t->run_lock);
     vlai_plans_destroy(t->plans);
-    vla_executor_destroy(t->executor);
     vla_store_destroy(t->store);
+    vla_executor_destroy(t->executor);
+    vlai_free(t->flight_slots);
     vlai_free(t->status);
     vlai_free(t->shape);
     vlai_free(t->guilty);
@@ -247,51 +233,18 @@ int64_t vla_trainer_steps_done(const vla_trainer *t)
     return t->progress.step;
 }
 
-/* ---- one step ---- */
-
-static double scalar(vla_tensor t, int64_t at)
-{
-    return t.dtype == VLA_F64 ? ((const double *)t.data)[at] : (double)((const float *)t.data)[at];
-}
-
-static void set_scalar(vla_tensor t, double value)
-{
-    if (t.dtype == VLA_F64)
-        *(double *)t.data = value;
-    else
-        *(float *)t.data = (float)value;
-}
-
-static vla_status next_slots(vla_trainer *t, vla_error *err)
-{
-    if (t->ready)
-        return VLA_OK;
-    double stall = 0;
-    VLA_TRY(vlai_loader_next(t->loader, &t->slots, &t->slot_count, &stall, err));
-    t->stall += stall;
-    t->ready = true;
-    return VLA_OK;
-}
-
-static vla_status bucket_of(vla_trainer *t, void *const *slots, int64_t count, bool training, vlai_bucket **out, vla_error *err)
-{
-    memset(t->shape, 0, t->model.shape_size);
-    VLA_TRY(t->model.shape(t->model.user, slots, count, t->shape, err));
-    return vlai_plans_get(t->plans, t->shape, training, out, err);
-}
-
 vla_status vla_trainer_prepare(vla_trainer *t, vla_trainer_memory *memory, vla_error *err)
 {
     vlai_bucket *b;
-    VLA_TRY(next_slots(t, err));
-    VLA_TRY(bucket_of(t, t->slots, t->options.batch, true, &b, err));
+    VLA_TRY(vlai_step_slots(t, err));
+    VLA_TRY(vlai_step_bucket(t, t->slots, t->options.batch, true, false, &b, err));
     vla_run *update;
-    VLA_TRY(vlai_plans_update(t->plans, b->status, &update, err));
+    if (!t->options.whole_step)
+        VLA_TRY(vlai_plans_update(t->plans, b->status, &update, err));
     memory->plan = vlai_plans_memory(t->plans);
     size_t bytes[VLA_STORE_KINDS] = {0};
     for (int k = 0; k < VLA_STORE_KINDS; k++)
-        bytes[k] = vla_store_bytes(t->store, k, t->options.numerics,
-                                   t->options.accumulation > 1 ? VLA_STORE_ACCUMULATE : VLA_STORE_TRAIN);
+        bytes[k] = vla_store_bytes(t->store, k, t->options.numerics, store_use(&t->options));
     memory->plan.weights = bytes[VLA_STORE_WEIGHT];
     memory->plan.gradients = bytes[VLA_STORE_GRADIENT];
     memory->plan.optimizer = bytes[VLA_STORE_M] + bytes[VLA_STORE_V] + bytes[VLA_STORE_LOW];
@@ -300,196 +253,7 @@ vla_status vla_trainer_prepare(vla_trainer *t, vla_trainer_memory *memory, vla_e
     return VLA_OK;
 }
 
-/* Adds the results of a run to the record's sums. */
-static void add_results(vla_trainer *t, const vla_run *run, double weight, vla_record *r, double *part_weight)
-{
-    r->loss += weight * scalar(vla_run_tensor(run, "loss"), 0);
-    for (int i = 0; t->model.parts && t->model.parts[i] && i < VLA_RECORD_PARTS; i++) {
-        vla_tensor part = vla_run_tensor(run, t->model.parts[i]);
-        if (!part.data)
-            continue;
-        r->part[i] += weight * scalar(part, 0);
-        part_weight[i] += weight;
-    }
-}
-
-/* Sums become means; parts that no batch had are left out. */
-static void finish_results(vla_trainer *t, double weight, const double *part_weight, vla_record *r)
-{
-    r->loss /= weight;
-    for (int i = 0; t->model.parts && t->model.parts[i] && i < VLA_RECORD_PARTS; i++) {
-        if (part_weight[i] == 0)
-            continue;
-        r->part_name[r->parts] = t->model.parts[i];
-        r->part[r->parts++] = r->part[i] / part_weight[i];
-    }
-}
-
-static const char *nonfinite_name(double x)
-{
-    return isnan(x) ? "nan" : x > 0 ? "inf" : "-inf"; /* printf would tell nan's sign */
-}
-
-/* Which result made the loss so: a part of it, or the loss itself. */
-static const char *guilty_result(const vla_trainer *t, const vla_run *run)
-{
-    for (int i = 0; t->model.parts && t->model.parts[i]; i++) {
-        vla_tensor part = vla_run_tensor(run, t->model.parts[i]);
-        if (part.data && !isfinite(scalar(part, 0)))
-            return t->model.parts[i];
-    }
-    return "loss";
-}
-
-static void name_guilty(vla_trainer *t, void *const *slots, const uint8_t *guilty, int64_t count)
-{
-    enum { NAMED = 16 };
-    int64_t named = 0, bad = 0;
-    for (int64_t i = 0; i < count; i++) {
-        if (!guilty[i])
-            continue;
-        bad++;
-        char text[512];
-        if (named == NAMED)
-            continue;
-        if (t->samples.describe)
-            t->samples.describe(t->samples.user, slots[i], text, sizeof text);
-        else
-            snprintf(text, sizeof text, "sample %lld of the batch", (long long)i);
-        named++;
-        vlai_warn("step %lld: the loss is not finite with %s", (long long)t->progress.step + 1, text);
-    }
-    if (bad > named)
-        vlai_warn("step %lld: and with %lld samples more", (long long)t->progress.step + 1, (long long)(bad - named));
-}
-
-/* One micro-batch: fill, run, note the losses. `finite` is cleared when the loss is not. */
-static vla_status run_micro(vla_trainer *t, void *const *slots, int64_t count, double weight, double scale, vla_record *r,
-                            double *part_weight, bool *finite, vla_error *err)
-{
-    vlai_bucket *b;
-    VLA_TRY(bucket_of(t, slots, count, true, &b, err));
-    VLA_TRY(t->model.fill(t->model.user, b->shape, slots, count, b->run, err));
-    vla_tensor factor = vla_run_tensor(b->run, "loss.scale");
-    if (factor.data)
-        set_scalar(factor, scale);
-    VLA_TRY(vla_run_execute(b->run, err));
-    t->flops += vla_plan_flops(b->plan);
-    for (size_t i = 0; i < vla_store_count(t->store); i++)
-        if (b->status[i] > t->status[i])
-            t->status[i] = b->status[i];
-    double loss = scalar(vla_run_tensor(b->run, "loss"), 0);
-    if (!isfinite(loss)) {
-        *finite = false;
-        snprintf(t->culprit, sizeof t->culprit, "'%s' (%s)", guilty_result(t, b->run), nonfinite_name(loss));
-        memset(t->guilty, 1, (size_t)count);
-        if (t->model.blame)
-            t->model.blame(t->model.user, b->shape, b->run, count, t->guilty);
-        name_guilty(t, slots, t->guilty, count);
-    }
-    add_results(t, b->run, weight, r, part_weight);
-    return VLA_OK;
-}
-
-/* All micro-batches of a step. With global_loss each weighs as much as its loss has terms. */
-static vla_status run_micros(vla_trainer *t, vla_record *r, bool *finite, vla_error *err)
-{
-    const vla_trainer_options *o = &t->options;
-    double part_weight[VLA_RECORD_PARTS] = {0}, total = 0;
-    memset(t->status, 0, vla_store_count(t->store) * sizeof *t->status);
-    if (o->accumulation > 1)
-        vla_store_zero_gradients(t->store);
-    if (o->global_loss) {
-        VLA_TRY(next_slots(t, err));
-        for (int64_t m = 0; m < o->accumulation; m++)
-            total += t->model.weight ? t->model.weight(t->model.user, t->slots + m * o->batch, o->batch) : 1;
-    }
-    double sum = 0;
-    for (int64_t m = 0; m < o->accumulation; m++) {
-        VLA_TRY(next_slots(t, err));
-        void *const *slots = o->global_loss ? t->slots + m * o->batch : t->slots;
-        double weight = o->global_loss && t->model.weight ? t->model.weight(t->model.user, slots, o->batch) : 1;
-        VLA_TRY(run_micro(t, slots, o->batch, weight, total > 0 ? weight / total : 1, r, part_weight, finite, err));
-        sum += weight;
-        if (!o->global_loss || m + 1 == o->accumulation)
-            t->ready = false;
-    }
-    finish_results(t, sum > 0 ? sum : 1, part_weight, r);
-    return VLA_OK;
-}
-
-/* The first gradient of the store that is not finite: where the trouble shows, in checkpoint order. */
-static void find_guilty_gradient(vla_trainer *t)
-{
-    snprintf(t->culprit, sizeof t->culprit, "the gradient norm");
-    for (size_t i = 0; i < vla_store_count(t->store); i++) {
-        vla_tensor g = vla_store_tensor(t->store, VLA_STORE_GRADIENT, i);
-        for (int64_t k = 0; g.data && k < g.elements; k++) {
-            float x;
-            vlai_store_floats(t->store, VLA_STORE_GRADIENT, i, k, 1, &x);
-            if (!isfinite(x)) {
-                snprintf(t->culprit, sizeof t->culprit, "the gradient of '%.128s' (%s at element %lld)", g.name, nonfinite_name((double)x),
-                         (long long)k);
-                return;
-            }
-        }
-    }
-}
-
-/* A loss may be finite and its gradient not; no single sample can be blamed, so all of the (last) micro-batch are named. */
-static void report_guilty_gradient(vla_trainer *t, double norm)
-{
-    int64_t step = t->progress.step + 1, first = t->progress.epoch * t->epoch_samples + t->progress.place;
-    find_guilty_gradient(t);
-    vlai_warn("step %lld: %s is not finite (norm %s), samples %lld to %lld of the order", (long long)step, t->culprit,
-              isfinite(norm) ? "finite" : nonfinite_name(norm), (long long)first, (long long)(first + t->options.batch * t->options.accumulation - 1));
-    const void *const *slots = (const void *const *)t->slots;
-    int64_t offset = t->options.global_loss ? (t->options.accumulation - 1) * t->options.batch : 0;
-    for (int64_t i = 0; t->samples.describe && i < t->options.batch && i < 16; i++) {
-        char text[512];
-        t->samples.describe(t->samples.user, slots[offset + i], text, sizeof text);
-        vlai_warn("step %lld: in it %s", (long long)step, text);
-    }
-}
-
-/* Clip and AdamW; nothing is stepped when a gradient is not finite. */
-static vla_status update(vla_trainer *t, vla_record *r, bool *finite, vla_error *err)
-{
-    const vla_trainer_options *o = &t->options;
-    vla_run *run;
-    VLA_TRY(vlai_plans_update(t->plans, t->status, &run, err));
-    double *hyper = vla_run_data(run, "hyper");
-    if (!hyper) {
-        *finite = true; /* no parameter has a gradient */
-        return VLA_OK;
-    }
-    vla_hyper_fill(&o->adamw, o->seed, t->progress.updates, hyper);
-    for (int g = 0; g < o->group_count; g++)
-        hyper[VLA_HYPER_RATES + g] = vlai_schedule_rate(&t->schedule, t->progress.step, o->groups[g].rate);
-    VLA_TRY(vla_run_execute(run, err));
-    const double *clip = vla_run_data(run, "clip");
-    r->grad_norm = o->adamw.max_norm > 0 || !isfinite(clip[0]) ? clip[0] : 0;
-    *finite = clip[2] != 0;
-    if (!*finite)
-        report_guilty_gradient(t, clip[0]);
-    return VLA_OK;
-}
-
-static void advance(vla_trainer *t, bool applied)
-{
-    int64_t step_samples = t->options.batch * t->options.accumulation;
-    vlai_progress *p = &t->progress;
-    p->step++;
-    p->updates += applied;
-    p->skips += !applied;
-    p->bad_in_a_row = applied ? 0 : p->bad_in_a_row + 1;
-    p->samples += step_samples;
-    p->place += step_samples;
-    if (p->place >= t->epoch_samples) {
-        p->epoch++;
-        p->place = 0;
-    }
-}
+/* ---- one step ---- */
 
 static double smooth(vla_trainer *t, double loss)
 {
@@ -514,17 +278,18 @@ static void fill_record(vla_trainer *t, vla_record *r)
     r->next_rate = vlai_schedule_rate(&t->schedule, t->progress.step, o->groups[0].rate);
     r->smooth_loss = smooth(t, r->loss);
     r->step_seconds = now - t->last_end;
-    r->stall_seconds = t->stall;
     r->samples_per_second = (double)step_samples / r->step_seconds;
-    r->teraflops = 1e-12 * t->flops / r->step_seconds;
+    r->teraflops /= r->step_seconds;
     t->usual_seconds = t->usual_seconds > 0 ? 0.95 * t->usual_seconds + 0.05 * r->step_seconds : r->step_seconds;
     r->eta_seconds = t->usual_seconds * (double)(r->steps - t->progress.step);
     r->resident = vlai_resident_bytes();
+    r->device = vla_executor_held(t->executor);
+    r->save_seconds = t->save_stall;
     r->step = t->progress.step;
     r->samples = t->progress.samples;
     r->skips = t->progress.skips;
     t->last_end = now;
-    t->stall = t->flops = 0;
+    t->save_stall = 0;
 }
 
 static vla_status too_many_bad(vla_trainer *t, vla_error *err)
@@ -541,26 +306,34 @@ static vla_status too_many_bad(vla_trainer *t, vla_error *err)
                           *path ? path : t->resumed ? t->resumed : "none was saved yet");
 }
 
-vla_status vla_trainer_step(vla_trainer *t, vla_record *r, vla_error *err)
+/* Ends the oldest step under way, and reports it. */
+static vla_status end_step(vla_trainer *t, vla_record *r, vla_error *err)
 {
-    if (is_over(t))
-        return vlai_fail(err, VLA_E_CANCELLED, "the run is over after step %lld", (long long)t->progress.step);
-    bool finite = true;
-    *r = (vla_record){.kind = VLA_RECORD_STEP, .epoch = t->progress.epoch,
-                      .iteration = t->progress.place / t->options.batch + t->options.accumulation - 1};
-    VLA_TRY(run_micros(t, r, &finite, err));
-    if (finite)
-        VLA_TRY(update(t, r, &finite, err));
-    else
-        r->grad_norm = NAN;
-    advance(t, finite);
-    r->skipped = !finite;
+    VLA_TRY(vlai_step_end(t, r, err));
     fill_record(t, r);
     VLA_TRY(vlai_metrics_put(t->metrics, r, err));
     report(t, r);
-    if (t->progress.bad_in_a_row >= t->options.max_bad_steps)
-        return too_many_bad(t, err);
-    return VLA_OK;
+    return t->progress.bad_in_a_row >= t->options.max_bad_steps ? too_many_bad(t, err) : VLA_OK;
+}
+
+/* A step that could not be begun while the one before was under way. */
+static vla_status take_broken(vla_trainer *t, vla_error *err)
+{
+    vla_status status = t->broken;
+    t->broken = VLA_OK;
+    if (status != VLA_OK && err)
+        *err = t->broken_error;
+    return status;
+}
+
+vla_status vla_trainer_step(vla_trainer *t, vla_record *r, vla_error *err)
+{
+    if (is_over(t, &t->progress))
+        return vlai_fail(err, VLA_E_CANCELLED, "the run is over after step %lld", (long long)t->progress.step);
+    VLA_TRY(take_broken(t, err));
+    if (t->flight_count == 0)
+        VLA_TRY(vlai_step_begin(t, err));
+    return end_step(t, r, err);
 }
 
 /* ---- validation ---- */
@@ -569,10 +342,10 @@ static vla_status validate_batch(vla_trainer *t, void *const *slots, int64_t cou
                                  vla_error *err)
 {
     vlai_bucket *b;
-    VLA_TRY(bucket_of(t, slots, count, false, &b, err));
+    VLA_TRY(vlai_step_bucket(t, slots, count, false, false, &b, err));
     VLA_TRY(t->model.fill(t->model.user, b->shape, slots, count, b->run, err));
     VLA_TRY(vla_run_execute(b->run, err));
-    add_results(t, b->run, 1, r, part_weight);
+    vlai_results_add(&t->model, b->run, 1, r, part_weight);
     return VLA_OK;
 }
 
@@ -601,7 +374,7 @@ vla_status vla_trainer_validate(vla_trainer *t, vla_record *r, vla_error *err)
     }
     vlai_loader_destroy(loader);
     VLA_TRY(status);
-    finish_results(t, batches ? (double)batches : 1, part_weight, r);
+    vlai_results_finish(&t->model, batches ? (double)batches : 1, part_weight, r);
     r->step_seconds = vlai_now() - began;
     VLA_TRY(vlai_metrics_put(t->metrics, r, err));
     report(t, r);
@@ -643,7 +416,11 @@ static vla_status settle_save(vla_trainer *t, bool wait, bool last, vla_error *e
 static vla_status begin_save(vla_trainer *t, vla_error *err)
 {
     vlai_text state = {0};
-    vla_status status = vlai_state_text(&t->options, t->samples.count, &t->progress, &state, err);
+    char *choices = NULL;
+    vla_status status = vla_executor_choices(t->executor, &choices, err);
+    if (status == VLA_OK)
+        status = vlai_state_text(&t->options, t->samples.count, &t->progress, choices, &state, err);
+    free(choices);
     int64_t epoch = t->progress.place || t->progress.epoch == 0 ? t->progress.epoch : t->progress.epoch - 1;
     vla_checkpoint_content c = {.size = sizeof c, .epoch = epoch, .step = t->progress.step, .state = state.data,
                                 .files = t->options.files, .file_count = t->options.file_count};
@@ -672,28 +449,48 @@ static vla_status save(vla_trainer *t, bool last, vla_error *err)
 
 /* ---- the run ---- */
 
-static bool is_far_enough(const vla_trainer *t)
+static bool is_far_enough(const vla_trainer *t, const vlai_progress *p)
 {
-    return is_over(t) || (t->options.stop_at > 0 && t->progress.step >= t->options.stop_at);
+    return is_over(t, p) || (t->options.stop_at > 0 && p->step >= t->options.stop_at);
 }
 
-static bool is_due(const vla_trainer *t, int64_t interval)
+static bool is_due(const vla_trainer *t, const vlai_progress *p, int64_t interval)
 {
-    int64_t step = t->progress.step;
-    return interval > 0 && step % interval == 0 && step >= t->options.ignore_until;
+    return interval > 0 && p->step % interval == 0 && p->step >= t->options.ignore_until;
 }
 
-static vla_status save_if_due(vla_trainer *t, bool epoch_ended, vla_error *err)
+static bool is_save_due(const vla_trainer *t, const vlai_progress *p)
 {
     int64_t every = t->options.epoch_save_interval;
-    bool due = is_due(t, t->options.save_interval) || (epoch_ended && every > 0 && t->progress.epoch % every == 0);
-    return due ? save(t, false, err) : settle_save(t, false, false, err);
+    return is_due(t, p, t->options.save_interval) || (p->place == 0 && every > 0 && p->epoch % every == 0);
 }
 
-static vla_status validate_if_due(vla_trainer *t, bool epoch_ended, vla_error *err)
+static bool is_validation_due(const vla_trainer *t, const vlai_progress *p)
+{
+    return t->validates && (p->place == 0 || is_due(t, p, t->options.validation_interval));
+}
+
+/* Whether the step after those under way may be begun at once: nothing wants the state as it is before it. */
+static bool goes_on(const vla_trainer *t, const vlai_progress *p)
+{
+    return !is_far_enough(t, p) && !is_save_due(t, p) && !is_validation_due(t, p) && !(t->options.stop && *t->options.stop);
+}
+
+static vla_status save_if_due(vla_trainer *t, vla_error *err)
+{
+    if (!is_save_due(t, &t->progress))
+        return settle_save(t, false, false, err);
+    double began = vlai_now();
+    vla_status status = save(t, false, err);
+    t->last_end = vlai_now();
+    t->save_stall += t->last_end - began;
+    return status;
+}
+
+static vla_status validate_if_due(vla_trainer *t, vla_error *err)
 {
     vla_record r;
-    if (!t->validates || !(epoch_ended || is_due(t, t->options.validation_interval)))
+    if (!is_validation_due(t, &t->progress))
         return VLA_OK;
     vla_status status = vla_trainer_validate(t, &r, err);
     t->last_end = vlai_now();
@@ -709,6 +506,33 @@ static vla_status leave(vla_trainer *t, vla_status status)
     return status;
 }
 
+/* One step is begun, if none is under way, and with options.ahead the one after it; the older is ended and reported. */
+static vla_status step_on(vla_trainer *t, vla_error *err)
+{
+    vla_record r;
+    VLA_TRY(t->flight_count == 0 ? take_broken(t, err) : VLA_OK);
+    vlai_progress p = vlai_step_cursor(t);
+    for (int i = t->flight_count; i < (t->options.ahead && t->options.whole_step ? VLAI_FLIGHTS : 1) && t->broken == VLA_OK; i++) {
+        if (i > 0 && !goes_on(t, &p))
+            break;
+        vlai_progress after = p;
+        after.step++;
+        after.place += t->options.batch * t->options.accumulation;
+        if (after.place >= t->epoch_samples) {
+            after.epoch++;
+            after.place = 0;
+        }
+        t->goes_on = t->options.ahead && goes_on(t, &after);
+        vla_status status = vlai_step_begin(t, i ? &t->broken_error : err);
+        t->goes_on = false;
+        if (status != VLA_OK && i == 0)
+            return status;
+        t->broken = status != VLA_OK ? status : t->broken;
+        p = after;
+    }
+    return end_step(t, &r, err);
+}
+
 vla_status vla_trainer_run(vla_trainer *t, vla_error *err)
 {
     const vla_trainer_options *o = &t->options;
@@ -716,18 +540,22 @@ vla_status vla_trainer_run(vla_trainer *t, vla_error *err)
     if (t->validates && o->validate_first)
         VLA_TRY(vla_trainer_validate(t, &r, err));
     t->last_end = vlai_now();
-    while (!is_far_enough(t)) {
-        vla_status status = vla_trainer_step(t, &r, err);
+    while (!is_far_enough(t, &t->progress)) {
+        vla_status status = step_on(t, err);
+        bool stopped = o->stop && *o->stop;
+        while (status == VLA_OK && stopped && t->flight_count > 0)
+            status = end_step(t, &r, err);
         if (status != VLA_OK)
             return leave(t, status);
-        bool epoch_ended = t->progress.place == 0;
-        if (o->stop && *o->stop)
+        if (stopped)
             break;
-        VLA_TRY(save_if_due(t, epoch_ended, err));
-        VLA_TRY(validate_if_due(t, epoch_ended, err));
+        if (t->flight_count > 0) /* nothing is due: else the next step would not have been begun */
+            continue;
+        VLA_TRY(save_if_due(t, err));
+        VLA_TRY(validate_if_due(t, err));
     }
     VLA_TRY(save(t, true, err));
-    if (o->stop && *o->stop && !is_over(t))
+    if (o->stop && *o->stop && !is_over(t, &t->progress))
         return vlai_fail(err, VLA_E_CANCELLED, "stopped on request after step %lld of %lld; the state is saved in %s",
                          (long long)t->progress.step, (long long)total_steps(t), o->run);
     return VLA_OK;

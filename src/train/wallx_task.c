@@ -5,10 +5,13 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/pool.h"
+#include "ckpt/fill.h"
 #include "data/feed.h"
 #include "model/wallx_layout.h"
 #include "optim/settings.h"
 #include "train/contract_config.h"
+#include "train/device.h"
 #include "train/switches.h"
 #include "train/wallx_batch.h"
 
@@ -60,6 +63,7 @@ struct vlai_wallx_task {
     vlai_text notes, contract_text;
     char *config_text;
     char root[PATH];
+    char device[VLAI_DEVICE_NAME];
 };
 
 const vlai_wallx_setup *vlai_wallx_task_setup(const vlai_wallx_task *t)
@@ -164,68 +168,103 @@ static vla_status params(void *user, vla_store *store, vla_error *err)
 
 /* Matrices from normal(0, 0.02), biases 0, norm weights 1 (wallx-model.md: fresh init). A draw depends on the seed, the
  * tensor's name and the element alone. */
-static void draw_weights(const vlai_wallx_task *t, vla_store *store)
+typedef struct drawing {
+    const vla_store *store;
+    uint64_t seed;
+} drawing;
+
+static vla_status draw_tile(void *user, const vlai_fill_tile *t, float *values, const void **raw, vla_error *err)
 {
-    enum { CHUNK = 4096 };
-    float values[CHUNK];
-    for (size_t i = 0; i < vla_store_count(store); i++) {
-        vla_tensor w = vla_store_tensor(store, VLA_STORE_WEIGHT, i);
-        vlai_rng_key rng = {.seed = (uint64_t)t->config->hyperparams.seed, .stream = VLAI_RNG_INIT,
-                            .position = XXH64(w.name, strlen(w.name), 0)};
-        const char *last = strrchr(w.name, '.');
-        bool bias = w.rank == 1 && last && !strcmp(last, ".bias"), norm = w.rank == 1 && !bias;
-        for (int64_t at = 0; at < w.elements; at += CHUNK) {
-            int64_t n = w.elements - at < CHUNK ? w.elements - at : CHUNK;
-            if (!norm && !bias)
-                vlai_rng_normal(&rng, (uint32_t)at, (size_t)n, values);
-            for (int64_t k = 0; k < n; k++)
-                values[k] = norm ? 1.0f : bias ? 0.0f : 0.02f * values[k];
-            vla_store_set_float(store, i, at, n, values);
-        }
-    }
+    const drawing *d = user;
+    vla_tensor w = vla_store_tensor(d->store, VLA_STORE_WEIGHT, t->index);
+    vlai_rng_key rng = {.seed = d->seed, .stream = VLAI_RNG_INIT, .position = XXH64(w.name, strlen(w.name), 0)};
+    const char *last = strrchr(w.name, '.');
+    bool bias = w.rank == 1 && last && !strcmp(last, ".bias"), norm = w.rank == 1 && !bias;
+    (void)raw;
+    (void)err;
+    if (!norm && !bias)
+        vlai_rng_normal(&rng, (uint32_t)t->first, (size_t)t->n, values);
+    for (int64_t k = 0; k < t->n; k++)
+        values[k] = norm ? 1.0f : bias ? 0.0f : 0.02f * values[k];
+    return VLA_OK;
 }
 
-/* Qwen2.5-VL weights for expert 0 and the vision tower; what the folder does not hold keeps its draw. The embedding keeps
- * the model's number of rows: further stored ones are left out, and further own ones keep their draw. */
-static vla_status load_pretrained(vlai_wallx_task *t, const char *path, vla_store *store, vla_error *err)
+/* Weights of a file for the tensors that it holds; draws for the others, and for rows beyond the stored ones. */
+typedef struct pretrained {
+    drawing drawing;
+    const vlai_wallx_layout *layout;
+    int64_t *weight; /* per tensor of the store: its place in the layout; -1 = not stored */
+} pretrained;
+
+static vla_status pretrained_tile(void *user, const vlai_fill_tile *t, float *values, const void **raw, vla_error *err)
 {
-    enum { CHUNK = 1 << 16 };
+    pretrained *p = user;
+    int64_t i = p->weight[t->index], stored = i < 0 ? 0 : p->layout->weights[i].elements;
+    if (stored < t->first + t->n)
+        VLA_TRY(draw_tile(&p->drawing, t, values, raw, err));
+    int64_t n = stored - t->first < t->n ? stored - t->first : t->n;
+    return n > 0 ? vlai_wallx_layout_read(p->layout, (size_t)i, t->first, n, values, err) : VLA_OK;
+}
+
+/* Qwen2.5-VL weights for expert 0 and the vision tower; what the folder does not hold is drawn. The embedding keeps the
+ * model's number of rows: further stored ones are left out, and further own ones are drawn. */
+static vla_status load_pretrained(vlai_wallx_task *t, const char *path, vla_store *store, vlai_pool *pool, vla_error *err)
+{
     vlai_safetensors *st = NULL;
     vlai_wallx_weight *weights = NULL;
     vlai_wallx_layout *layout = NULL;
-    float *buffer = vlai_array(CHUNK, sizeof *buffer);
-    size_t count = 0, loaded = 0;
+    pretrained p = {.drawing = {store, (uint64_t)t->config->hyperparams.seed}};
+    size_t count = 0, loaded = 0, own = vla_store_count(store);
     vlai_wallx_config stored = t->model;
-    vla_status status = buffer ? VLA_OK : vlai_nomem(err, CHUNK * sizeof *buffer);
-    if (status == VLA_OK)
-        status = vlai_safetensors_open(path, &st, err);
-    if (status == VLA_OK)
-        status = vlai_wallx_stored_sizes(st, &stored.vocab_size, NULL, NULL, err);
-    if (status == VLA_OK)
-        status = vlai_wallx_weights(&stored, &weights, &count, err);
-    if (status == VLA_OK)
-        status = vlai_wallx_layout_open(st, weights, count, &layout, err);
-    if (status == VLA_OK && layout->report.reshaped.count)
+    vla_status status;
+    p.weight = vlai_array(own + 1, sizeof *p.weight);
+    if (!p.weight)
+        return vlai_nomem(err, own * sizeof *p.weight);
+    memset(p.weight, 0xFF, own * sizeof *p.weight);
+    VLA_TRY_GOTO(vlai_safetensors_open(path, &st, err), done);
+    VLA_TRY_GOTO(vlai_wallx_stored_sizes(st, &stored.vocab_size, NULL, NULL, err), done);
+    VLA_TRY_GOTO(vlai_wallx_weights(&stored, &weights, &count, err), done);
+    VLA_TRY_GOTO(vlai_wallx_layout_open(st, weights, count, &layout, err), done);
+    if (layout->report.reshaped.count) {
         status = vlai_fail(err, VLA_E_SHAPE, "%s: %s", path, layout->report.reshaped.names[0]);
-    for (size_t i = 0; status == VLA_OK && i < count; i++) {
+        goto done;
+    }
+    for (size_t i = 0; i < count; i++) {
         int64_t param = vla_store_find(store, weights[i].name);
         if (param < 0 || !vlai_wallx_layout_has(layout, i))
             continue;
         loaded++;
-        int64_t own = vla_store_tensor(store, VLA_STORE_WEIGHT, (size_t)param).elements;
-        int64_t elements = weights[i].elements < own ? weights[i].elements : own;
-        for (int64_t at = 0; status == VLA_OK && at < elements; at += CHUNK) {
-            int64_t n = elements - at < CHUNK ? elements - at : CHUNK;
-            status = vlai_wallx_layout_read(layout, i, at, n, buffer, err);
-            if (status == VLA_OK)
-                vla_store_set_float(store, (size_t)param, at, n, buffer);
-        }
+        p.weight[param] = (int64_t)i;
     }
-    if (status == VLA_OK)
-        vlai_info("%zu of %zu tensors from %s; the others are drawn", loaded, vla_store_count(store), path);
-    vlai_free(buffer);
+    p.layout = layout;
+    VLA_TRY_GOTO(vlai_store_fill(store, VLA_STORE_WEIGHT, pool, pretrained_tile, &p, err), done);
+    vlai_info("%zu of %zu tensors from %s; the others are drawn", loaded, own, path);
+done:
+    vlai_free(p.weight);
     vlai_wallx_layout_close(layout);
     vlai_free(weights);
+    vlai_safetensors_close(st);
+    return status;
+}
+
+static vla_status init_with(vlai_wallx_task *t, vla_store *store, vlai_pool *pool, vla_error *err)
+{
+    if (!t->setup.weights && t->config->model.pretrained_path)
+        return load_pretrained(t, t->config->model.pretrained_path, store, pool, err);
+    if (!t->setup.weights) {
+        drawing d = {store, (uint64_t)t->config->hyperparams.seed};
+        VLA_TRY(vlai_store_fill(store, VLA_STORE_WEIGHT, pool, draw_tile, &d, err));
+        vlai_info("no weights are given (checkpoint.resume_from, model.pretrained_path): all are drawn from seed %" PRId64,
+                  t->config->hyperparams.seed);
+        return VLA_OK;
+    }
+    vlai_safetensors *st;
+    VLA_TRY(vlai_safetensors_open(t->setup.weights, &st, err));
+    vla_status status = vlai_wallx_load(&t->model, st, store, pool, err);
+    if (status == VLA_OK)
+        vlai_info("weights from %s (%zu tensors); step 0", t->setup.weights, vlai_safetensors_count(st));
+    else
+        vlai_prefix(err, status, "%s", t->setup.weights);
     vlai_safetensors_close(st);
     return status;
 }
@@ -233,22 +272,10 @@ static vla_status load_pretrained(vlai_wallx_task *t, const char *path, vla_stor
 static vla_status init(void *user, vla_store *store, vla_error *err)
 {
     vlai_wallx_task *t = user;
-    if (!t->setup.weights) {
-        draw_weights(t, store);
-        if (t->config->model.pretrained_path)
-            return load_pretrained(t, t->config->model.pretrained_path, store, err);
-        vlai_info("no weights are given (checkpoint.resume_from, model.pretrained_path): all are drawn from seed %" PRId64,
-                  t->config->hyperparams.seed);
-        return VLA_OK;
-    }
-    vlai_safetensors *st;
-    VLA_TRY(vlai_safetensors_open(t->setup.weights, &st, err));
-    vla_status status = vlai_wallx_load(&t->model, st, store, err);
-    if (status == VLA_OK)
-        vlai_info("weights from %s (%zu tensors); step 0", t->setup.weights, vlai_safetensors_count(st));
-    else
-        vlai_prefix(err, status, "%s", t->setup.weights);
-    vlai_safetensors_close(st);
+    vlai_pool *pool;
+    VLA_TRY(vlai_pool_create((int)t->config->training.threads, &pool, err));
+    vla_status status = init_with(t, store, pool, err);
+    vlai_pool_destroy(pool);
     return status;
 }
 
@@ -576,14 +603,12 @@ static vla_status list_files(vlai_wallx_task *t, vla_error *err)
     return VLA_OK;
 }
 
-static vla_recompute recompute_of(const vlai_config *c)
+/* The key where it is given; else what WALLX_PERF_ALLOC stands for on this device. */
+static int recompute_of(const vlai_config *c, const vlai_switches *switches, bool cpu)
 {
-    bool given = vlai_config_origin(c, "memory.recompute").file || c->memory.recompute != VLAI_RECOMPUTE_NONE;
-    if (!given)
-        return vlai_switch_is_on("WALLX_PERF_ALLOC") ? VLA_RECOMPUTE_CHEAP : VLA_RECOMPUTE_NONE;
-    return c->memory.recompute == VLAI_RECOMPUTE_LAYER   ? VLA_RECOMPUTE_LAYER
-           : c->memory.recompute == VLAI_RECOMPUTE_CHEAP ? VLA_RECOMPUTE_CHEAP
-                                                         : VLA_RECOMPUTE_NONE;
+    if (vlai_config_origin(c, "memory.recompute").file || c->memory.recompute != VLAI_RECOMPUTE_NONE)
+        return c->memory.recompute;
+    return !switches->alloc ? VLAI_RECOMPUTE_NONE : cpu ? VLAI_RECOMPUTE_CHEAP : VLAI_RECOMPUTE_AUTO;
 }
 
 static vla_status make_options(vlai_wallx_task *t, vla_error *err)
@@ -597,6 +622,10 @@ static vla_status make_options(vlai_wallx_task *t, vla_error *err)
     for (int g = 0; g < groups; g++)
         t->groups[g] = (vla_lr_group){g ? c->optimizer.lr_groups.groups[g - 1].name : c->base_group, vlai_settings_peak(c, g)};
     vla_trainer_options o = VLA_TRAINER_OPTIONS_DEFAULT;
+    vlai_switches switches;
+    VLA_TRY(vlai_device_choose(c->training.device, t->device, err));
+    vlai_switches_read(c, &switches);
+    bool cpu = !strcmp(t->device, "cpu");
     o.run = c->checkpoint.save_path;
     o.resume = t->setup.options.resume;
     o.batch = c->hyperparams.batch_size_per_gpu;
@@ -607,10 +636,22 @@ static vla_status make_options(vlai_wallx_task *t, vla_error *err)
     o.workers = c->data.num_workers;
     o.threads = (int)c->training.threads;
     o.seed = (uint64_t)c->hyperparams.seed;
-    o.numerics = vlai_settings_numerics(c, false);
-    o.recompute = recompute_of(c);
-    o.layout = vlai_switch_is_on("WALLX_PERF_ALLOC") ? VLA_MEMORY_LIFETIMES : VLA_MEMORY_FREE_LISTS;
-    o.most_plans = vlai_switch_number("WALLX_PERF_COMPILE_RECOMP_LIMIT", 64);
+    o.device = t->device;
+    o.numerics = vlai_settings_numerics(c, !cpu);
+    int recompute = recompute_of(c, &switches, cpu);
+    o.recompute_auto = recompute == VLAI_RECOMPUTE_AUTO;
+    o.recompute = o.recompute_auto ? VLA_RECOMPUTE_NONE : (vla_recompute)recompute; /* the same order */
+    o.memory_limit = (size_t)(1e9 * c->memory.device_gb);
+    o.layout = switches.alloc ? VLA_MEMORY_LIFETIMES : VLA_MEMORY_FREE_LISTS;
+    /* A CPU's kernels are the reference and stay one per operation. */
+    o.fuse = cpu ? 0 : (switches.compile ? VLA_FUSE_MODEL : 0) | (switches.compile_visual ? VLA_FUSE_VISUAL : 0);
+    o.visual_layers = (int)t->model.vision.depth + 1;
+    o.fast_attention = switches.attention;
+    o.fast = (switches.compile ? VLA_FAST_ALL : 0) | (switches.compile_visual ? VLA_FAST_SEARCH : 0) |
+             (switches.fused_optimizer ? VLA_FAST_UPDATE : 0);
+    o.most_plans = switches.most_plans;
+    o.whole_step = switches.compile && o.accumulation == 1;
+    o.ahead = switches.no_barrier;
     o.global_loss = c->hyperparams.loss_normalization == VLAI_LOSS_GLOBAL;
     o.adamw = vlai_settings_adamw(c);
     o.groups = t->groups;

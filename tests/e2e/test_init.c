@@ -64,7 +64,7 @@ static void load(const char *dir, vlai_wallx_config *config, vla_store **store)
     assert_ok(vla_store_create(store, &err), err);
     assert_ok(vlai_wallx_params(config, NULL, NULL, *store, &err), err);
     assert_ok(vla_store_allocate(*store, VLA_FP32, VLA_STORE_PREDICT, &err), err);
-    assert_ok(vlai_wallx_load(config, st, *store, &err), err);
+    assert_ok(vlai_wallx_load(config, st, *store, NULL, &err), err);
     vlai_safetensors_close(st);
 }
 

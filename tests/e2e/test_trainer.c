@@ -322,6 +322,62 @@ static void bad_gradients_are_skipped(void **state)
     assert_non_null(strstr(logged.data, "step 2: in it toy set, sample 20"));
 }
 
+/* The update inside the step's plan, and steps that are begun before the one before is ended, change no bit: not over saves
+ * and epochs' ends, not after a skipped step, not after a resume. */
+static void orders_give_the_same_bits(void **state)
+{
+    (void)state;
+    vla_error err = VLA_ERROR_INIT;
+    toy bad = plain;
+    bad.nan_from = 25;
+    bad.nan_to = 26; /* step 7 is skipped; steps 6 and 8 touch other samples */
+    static const vla_numerics modes[] = {VLA_FP32, VLA_BF16_MASTER};
+    for (int variant = 0; variant < 8; variant++) {
+        char name[32], first[32];
+        snprintf(name, sizeof name, "order%d", variant);
+        snprintf(first, sizeof first, "order%d", variant / 4 * 4);
+        vla_trainer_options o = toy_options(at(name));
+        o.numerics = modes[variant / 4];
+        o.whole_step = variant & 1;
+        o.ahead = variant & 2;
+        o.save_interval = 9;
+        o.validation_interval = 4;
+        o.keep_last = 0;
+        if (variant % 4 == 3) {
+            o.stop_at = 7; /* the skipped one is the newest before the resume */
+            assert_ok(train(&bad, &o, &err), err);
+            o.resume = o.run;
+            o.stop_at = 0;
+        }
+        assert_ok(train(&bad, &o, &err), err);
+        assert_same_checkpoint(at(first), at(name), "0_9");
+        assert_same_checkpoint(at(first), at(name), "1_20");
+        assert_same_metrics(at(first), at(name), 20);
+    }
+    assert_non_null(strstr(logged.data, "step 7: the loss is not finite with toy set, sample 25"));
+}
+
+/* A sample that cannot be read ends the run after the step before it, also when its batch was fetched early. */
+static void ahead_ends_at_the_same_step(void **state)
+{
+    (void)state;
+    vla_error err = VLA_ERROR_INIT;
+    toy t = plain;
+    t.fail_at = 30;
+    vla_trainer_options o = toy_options(at("early"));
+    o.whole_step = o.ahead = 1;
+    assert_fails(train(&t, &o, &err), VLA_E_CORRUPT, err, "frame 30, camera top: broken");
+    assert_true(vlai_is_file(at("early/0_7/DONE")));
+    size_t n;
+    char *text = slurp(at("early"), "metrics.jsonl", &n);
+    assert_non_null(strstr(text, "\"step\": 7,"));
+    assert_null(strstr(text, "\"step\": 8,"));
+    vlai_free(text);
+    o.run = at("odd");
+    o.accumulation = 2;
+    assert_fails(train(&plain, &o, &err), VLA_E_INVALID, err, "one micro-batch, not 2");
+}
+
 static volatile sig_atomic_t stop;
 
 static void stop_at_step_7(void *user, const vla_record *r)
@@ -539,6 +595,8 @@ int main(void)
         cmocka_unit_test(steps_allocate_nothing),
         cmocka_unit_test(bad_values_are_skipped),
         cmocka_unit_test(bad_gradients_are_skipped),
+        cmocka_unit_test(orders_give_the_same_bits),
+        cmocka_unit_test(ahead_ends_at_the_same_step),
         cmocka_unit_test(stops_on_request),
         cmocka_unit_test(a_stop_behind_trains_nothing),
         cmocka_unit_test(one_training_per_folder),

@@ -1,0 +1,77 @@
+#include "train/device.h"
+
+#include "base/fail.h"
+#include "exec/executor.h"
+#include "exec/plan.h"
+#include "exec/store.h"
+#ifdef VLA_CUDA
+#include "exec/schedule.h"
+#include "kernels/cuda.h"
+#include "kernels/device.h"
+#endif
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+static bool has_gpu(void)
+{
+#ifdef VLA_CUDA
+    int count = 0;
+    return vlai_device_count(&count) == 0 && count > 0;
+#else
+    return false;
+#endif
+}
+
+vla_status vlai_device_choose(const char *wanted, char out[VLAI_DEVICE_NAME], vla_error *err)
+{
+    const char *name = wanted && *wanted ? wanted : "auto";
+    bool number = !strncmp(name, "cuda:", 5) && name[5] && strspn(name + 5, "0123456789") == strlen(name + 5) && strlen(name) < 9;
+    if (!strcmp(name, "auto"))
+        name = has_gpu() ? "cuda" : "cpu";
+    else if (strcmp(name, "cpu") != 0 && strcmp(name, "cuda") != 0 && !number)
+        return vlai_fail(err, VLA_E_INVALID, "training.device is '%s', wanted cpu, cuda, cuda:N or auto", name);
+    snprintf(out, VLAI_DEVICE_NAME, "%s", name);
+    return VLA_OK;
+}
+
+size_t vlai_store_held(const vla_store *store)
+{
+    size_t total = 0;
+    for (int k = 0; k < VLA_STORE_KINDS; k++)
+        total += store->bytes[k];
+    return total;
+}
+
+size_t vlai_plan_held(const vla_executor *ex, const vla_plan *plan)
+{
+#ifdef VLA_CUDA
+    if (ex->backend != &vlai_backend_cpu) { /* as the executor reserves */
+        size_t scratch = 0, lanes = plan->options.fast & VLA_FAST_LANES ? VLAI_LANES : 1;
+        for (size_t n = 0; n < plan->graph->n_nodes; n++) {
+            size_t bytes = vlai_cuda_workspaces[plan->graph->nodes[n].op](plan->graph, &plan->graph->nodes[n]);
+            scratch = bytes > scratch ? bytes : scratch;
+        }
+        return plan->memory.arena_bytes + lanes * scratch + 2 * plan->memory.input_bytes;
+    }
+#endif
+    return plan->memory.arena_bytes + plan->workspace + plan->widen + plan->workspace_per_thread * (size_t)ex->threads;
+}
+
+size_t vlai_device_room(const vla_executor *ex, size_t limit, size_t held)
+{
+    size_t room = limit ? limit : SIZE_MAX;
+#ifdef VLA_CUDA
+    size_t have, total;
+    if (ex->backend != &vlai_backend_cpu && vlai_device_memory(&have, &total) == 0) {
+        have += ex->arena_bytes + ex->workspace_bytes; /* they make way */
+        have = have > VLAI_DEVICE_SPARE ? have - VLAI_DEVICE_SPARE : 0;
+        room = held + have < room ? held + have : room;
+    }
+#endif
+    (void)ex;
+    (void)held;
+    return room;
+}

@@ -1,0 +1,28 @@
+/* Which device a command runs on, and the memory that a run takes of it. */
+#ifndef VLAI_TRAIN_DEVICE_H
+#define VLAI_TRAIN_DEVICE_H
+
+#include "vla/run.h"
+
+enum { VLAI_DEVICE_NAME = 16 };
+
+/* What the driver takes besides: kernels loaded late, captured steps of a few shapes. Left free by automatic choices. */
+#define VLAI_DEVICE_SPARE ((size_t)512 << 20)
+
+VLA_BEGIN_DECLS
+
+/* cpu, cuda or cuda:N as they are; auto (or NULL): cuda where this build has CUDA and the machine a GPU, else cpu. The result
+ * is a name for vla_executor_create_on. */
+vla_status vlai_device_choose(const char *wanted, char out[VLAI_DEVICE_NAME], vla_error *err);
+
+/* Bytes of the store's arenas, on its device or in host memory. */
+size_t vlai_store_held(const vla_store *store);
+/* Bytes that the executor holds once it has reserved for this plan alone: arena, scratch, staging. */
+size_t vlai_plan_held(const vla_executor *executor, const vla_plan *plan);
+/* The most bytes that the store, of which `held` are taken already, and plans may take together: the limit (0: none), and on
+ * a device what it has free, less what the driver takes for captured steps and kernels. SIZE_MAX: not bounded. */
+size_t vlai_device_room(const vla_executor *executor, size_t limit, size_t held);
+
+VLA_END_DECLS
+
+#endif
