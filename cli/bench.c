@@ -1,224 +1,371 @@
-/* vla bench: what a training step takes on this machine, switch by switch, on made-up micro-batches of the configuration's
- * real shape. Needs no data set and no weights. */
+/* vla bench: what a training step takes on this machine, by batch and switch by switch, on made-up micro-batches of the
+ * configuration's real shape. Needs no data set and no weights. */
+#include "bench.h"
+
 #include "args.h"
 #include "command.h"
 
 #include "base/fail.h"
-#include "base/memory.h"
-#include "base/rng.h"
-#include "base/time.h"
-#include "exec/profile.h"
-#include "model/wallx.h"
-#include "model/wallx_flops.h"
-#include "model/wallx_plan.h"
 #include "optim/settings.h"
 
-#include <jansson.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 static const char help[] =
     "Usage: vla bench --config FILE [--section.key=value ...] [options]\n\n"
-    "Times training steps (forward, backward) of the configured model with random weights on made-up micro-batches, and\n"
-    "prints one row per variant: median step, samples/s, GFLOP/s, memory. `--profile` adds the time by operation and the\n"
-    "share of the step that its matrix products alone would take on the same threads.\n\n"
-    "  --batch N         samples per micro-batch (hyperparams.batch_size_per_gpu)\n"
-    "  --steps N         steps per variant; the median is of the last half (10)\n"
-    "  --text-tokens N   tokens of a sample that are neither picture nor action (98)\n"
-    "  --side N          pixels along a side of each picture, a multiple of patch*merge (252)\n"
-    "  --pictures N      pictures per sample (the cameras of the configuration, else 2)\n"
-    "  --threads N       threads (all)\n"
-    "  --profile         time by operation\n"
-    "  --json            one JSON object per row\n\n"
+    "Times training steps (forward, backward, clip, AdamW) of the configured model with random weights on made-up\n"
+    "micro-batches, one row per batch: median step of the second half of the steps, samples/s, model FLOPs, memory, clock and\n"
+    "power at the end, losses at iterations 1, 5, 10, 20 and 29. On a GPU it first measures the copy bandwidth and a bf16\n"
+    "product of 8192^3 on the warm device. A batch that memory does not hold is a row too.\n\n"
+    "  --device cpu|cuda|cuda:N  (cuda where this build and machine have it)\n"
+    "  --batches N,N,...|auto    samples per micro-batch (hyperparams.batch_size_per_gpu); the scan ends at the first that does\n"
+    "                            not fit; auto: 4,8,16,20,26,32,48,64,72,80,96,128\n"
+    "  --batch N                 the same for one\n"
+    "  --numerics N,N,...|all    fp32, bf16, bf16-sr (training.numerics)\n"
+    "  --switches                one row per switch, each added to those before it, instead of all switches on\n"
+    "  --plain                   no switch on\n"
+    "  --recompute none|cheap|layer   what the backward makes again (with WALLX_PERF_ALLOC the least that fits)\n"
+    "  --memory-limit GB         the most device memory to take, as on a smaller card (10^9 bytes)\n"
+    "  --steps N                 steps per row (30)\n"
+    "  --text-tokens N           tokens of a sample that are neither picture nor action (98)\n"
+    "  --side N                  pixels along a side of each picture, a multiple of patch*merge (252)\n"
+    "  --pictures N              pictures per sample (the cameras of the configuration, else 2)\n"
+    "  --vocab N                 rows of the embedding (the model's)\n"
+    "  --threads N               CPU threads (all)\n"
+    "  --profile                 time by operation and by kind of launch, with shares of the measured peaks\n"
+    "  --loader                  instead: samples/s that the configuration's loader reads from its data set\n"
+    "  --seconds X               how long (10)\n"
+    "  --json                    one JSON object per row\n"
+    "  --out FILE                appends those objects to FILE; `vla report RUN` shows RUN/bench.jsonl\n\n"
     "Examples:\n"
-    "  vla bench --config configs/demo.yml --batch 32 --text-tokens 80 --side 56 --profile\n";
+    "  vla bench --config configs/demo.yml --batch 32 --text-tokens 80 --side 56 --profile\n"
+    "  vla bench --config configs/libero_local_perf.yml --batches auto --numerics bf16,bf16-sr --out run/bench.jsonl\n"
+    "  vla bench --config configs/libero_local_perf.yml --batch 26 --switches --memory-limit 97.9\n";
 
 typedef struct {
-    int64_t batch, steps, text, side, pictures, threads;
-    bool profile, json;
-    const char *config;
+    int64_t batch, steps, text, side, pictures, threads, vocab;
+    bool profile, json, switches, plain, loader;
+    double limit, seconds;
+    const char *config, *device, *batches, *numerics, *recompute, *out;
 } request;
 
-typedef struct {
-    vlai_wallx_config config;
-    vlai_wallx_tokens tokens;
-    vlai_wallx_batch batch;
-    vlai_wallx_shape shape;
-    vlai_arena arena;
-} workload;
+/* Each row adds a switch to those above it. */
+static const struct {
+    const char *name;
+    bench_switches set;
+} steps_of_switches[] = {
+    {"none", {0}},
+    {"+WALLX_PERF_ATTN", {.attention = true}},
+    {"+WALLX_PERF_ALLOC", {.attention = true, .alloc = true}},
+    {"+OPTIMIZER_FUSED", {.attention = true, .alloc = true, .optimizer = true}},
+    {"+WALLX_PERF_COMPILE_VISUAL", {.attention = true, .alloc = true, .optimizer = true, .visual = true}},
+    {"+WALLX_PERF_COMPILE", {.attention = true, .alloc = true, .optimizer = true, .visual = true, .compile = true}},
+    {"+WALLX_PERF_NO_TIMER_BARRIER", {.attention = true, .alloc = true, .optimizer = true, .visual = true, .compile = true, .ahead = true}},
+};
+enum { VARIANTS = sizeof steps_of_switches / sizeof *steps_of_switches, MOST = 64 };
 
-static float *uniform(workload *w, int64_t n, uint32_t site, float low, float high)
+static const struct {
+    const char *name;
+    vla_numerics numerics;
+} modes[] = {{"fp32", VLA_FP32}, {"bf16", VLA_BF16_MASTER}, {"bf16-sr", VLA_BF16_SR}, {"bf16-plain", VLA_BF16_PLAIN}};
+static const char *const recompute_names[] = {"none", "cheap", "layer"};
+
+static const char *mode_name(vla_numerics n)
 {
-    float *out = vlai_arena_alloc(&w->arena, (size_t)n * sizeof *out + 1);
-    vlai_rng_key key = {.seed = 1, .stream = VLAI_RNG_SYNTH, .site = site};
-    for (int64_t i = 0; out && i < n; i++)
-        out[i] = low + (high - low) * vlai_rng_uniform(&key, (uint32_t)i);
-    return out;
+    for (size_t i = 0; i < sizeof modes / sizeof *modes; i++)
+        if (modes[i].numerics == n)
+            return modes[i].name;
+    return "fp64";
 }
 
-/* Equal samples: text, pictures, text, actions. */
-static vla_status make_batch(workload *w, const request *r, int64_t horizon, vla_error *err)
+/* The next item of a comma-separated list; false at its end. */
+static bool next_item(const char **list, char item[32])
 {
-    const vlai_wallx_config *c = &w->config;
-    int64_t unit = c->vision.patch_size * c->vision.spatial_merge_size, side = r->side / unit * unit;
-    int64_t patches = side / c->vision.patch_size, units = patches / c->vision.spatial_merge_size;
-    if (side <= 0)
-        return vlai_fail(err, VLA_E_INVALID, "--side %lld: wanted at least %lld", (long long)r->side, (long long)unit);
-    int64_t length = r->text + r->pictures * units * units + horizon, images = r->batch * r->pictures;
-    int64_t *offset = vlai_arena_alloc(&w->arena, (size_t)(r->batch + 1) * sizeof *offset);
-    int32_t *ids = vlai_arena_alloc(&w->arena, (size_t)(r->batch * length) * sizeof *ids), *grid = vlai_arena_alloc(&w->arena, (size_t)images * 12 + 12);
-    const uint8_t **pixels = vlai_arena_alloc(&w->arena, (size_t)images * sizeof *pixels + 8);
-    uint8_t *picture = vlai_arena_alloc(&w->arena, (size_t)(side * side * 3));
-    static const float mean[3] = {0.48145466f, 0.4578275f, 0.40821073f}, std[3] = {0.26862954f, 0.26130258f, 0.27577711f};
-    int64_t rows = r->batch * horizon * c->action_dim, states = r->batch * c->propri_dim;
-    w->batch = (vlai_wallx_batch){.samples = r->batch, .horizon = horizon, .images = images, .offset = offset, .ids = ids, .grid = grid,
-                                  .pixels = pixels, .mean = mean, .std = std,
-                                  .action = uniform(w, rows, 1, -1, 1), .dof_mask = uniform(w, rows, 2, 1, 1), .noise = uniform(w, rows, 3, -1, 1),
-                                  .time = uniform(w, r->batch, 4, 0, 1), .state = uniform(w, states, 5, -1, 1), .state_mask = uniform(w, states, 6, 1, 1)};
-    if (!offset || !ids || !grid || !pixels || !picture || !w->batch.state_mask)
-        return vlai_nomem(err, (size_t)(r->batch * length) * sizeof *ids);
-    vlai_rng_key key = {.seed = 2, .stream = VLAI_RNG_SYNTH};
-    for (int64_t i = 0; i < side * side * 3; i++)
-        picture[i] = (uint8_t)vlai_rng_u32(&key, (uint32_t)i);
-    int64_t at = 0;
-    for (int64_t s = 0; s < r->batch; s++) {
-        offset[s] = at;
-        for (int64_t i = 0; i < r->text; i++) {
-            int32_t id = (int32_t)(vlai_rng_u32(&key, (uint32_t)(at + i)) % (uint32_t)(c->vocab_size > 8 ? c->vocab_size / 2 : 1));
-            ids[at + i] = id == c->image_token_id ? id + 1 : id;
+    size_t n = strcspn(*list, ",");
+    if (!**list)
+        return false;
+    snprintf(item, 32, "%.*s", (int)(n < 31 ? n : 31), *list);
+    *list += n + ((*list)[n] == ',');
+    return true;
+}
+
+static vla_status parse_batches(const char *text, int64_t *out, int *count, vla_error *err)
+{
+    char item[32], *end;
+    const char *rest = !strcmp(text, "auto") ? "4,8,16,20,26,32,48,64,72,80,96,128" : text;
+    for (*count = 0; next_item(&rest, item) && *count < MOST; (*count)++) {
+        out[*count] = strtoll(item, &end, 10);
+        if (end == item || *end || out[*count] < 1)
+            return vlai_fail(err, VLA_E_INVALID, "--batches '%s': wanted numbers of at least 1, separated by commas, or auto", text);
+    }
+    return *count ? VLA_OK : vlai_fail(err, VLA_E_INVALID, "--batches '%s': no number", text);
+}
+
+static vla_status parse_numerics(const char *text, vla_numerics *out, int *count, vla_error *err)
+{
+    char item[32];
+    const char *rest = !strcmp(text, "all") ? "fp32,bf16,bf16-sr" : text;
+    for (*count = 0; next_item(&rest, item) && *count < MOST; (*count)++) {
+        size_t i = 0;
+        while (i < sizeof modes / sizeof *modes && strcmp(modes[i].name, item))
+            i++;
+        if (i == sizeof modes / sizeof *modes)
+            return vlai_fail(err, VLA_E_INVALID, "--numerics '%s': wanted fp32, bf16, bf16-sr, bf16-plain or all", item);
+        out[*count] = modes[i].numerics;
+    }
+    return *count ? VLA_OK : vlai_fail(err, VLA_E_INVALID, "--numerics '%s': no name", text);
+}
+
+/* ---- output ---- */
+
+static void print_line(json_t *object, bool to_stdout, FILE *out)
+{
+    FILE *files[] = {to_stdout ? stdout : NULL, out};
+    for (int i = 0; i < 2; i++)
+        if (files[i]) {
+            json_dumpf(object, files[i], JSON_COMPACT);
+            fputc('\n', files[i]);
+            fflush(files[i]);
         }
-        at += r->text;
-        for (int64_t i = 0; i < r->pictures * units * units; i++)
-            ids[at++] = (int32_t)c->image_token_id;
-        for (int64_t i = 0; i < horizon; i++)
-            ids[at++] = (int32_t)w->tokens.action;
-    }
-    offset[r->batch] = at;
-    for (int64_t i = 0; i < images; i++) {
-        grid[3 * i] = 1;
-        grid[3 * i + 1] = grid[3 * i + 2] = (int32_t)patches;
-        pixels[i] = picture;
-    }
-    return vlai_wallx_shape_of(c, &w->tokens, &w->batch, true, &w->shape, err);
+    json_decref(object);
 }
 
-static void *find(void *run, const char *name)
+static void print_machine(const vlai_device_facts *f, const request *r, FILE *out)
 {
-    return vla_run_data(run, name);
+    char date[32];
+    time_t now = time(NULL);
+    struct tm utc;
+    strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &utc));
+    json_t *object = json_pack("{s:s, s:s, s:s, s:i, s:i, s:I, s:I, s:f, s:f, s:f, s:f, s:f}", "kind", "machine", "date", date, "device", f->name[0] ? f->name : "cpu",
+                               "cuda_driver", f->cuda_driver, "cuda_runtime", f->cuda_runtime, "cublaslt", (json_int_t)f->cublaslt, "memory",
+                               (json_int_t)f->memory, "power_limit_w", f->watts, "nominal_tflops", f->nominal_flops * 1e-12, "copy_gb_per_s", f->copy_bytes * 1e-9,
+                               "gemm_tflops", f->gemm_flops * 1e-12, "memory_limit_gb", r->limit);
+    if (object && f->driver[0])
+        json_object_set_new(object, "driver", json_string(f->driver));
+    if (!r->json && f->name[0])
+        printf("%s, %.1f GB, driver %s, CUDA %d.%d, cuBLASLt %zu\ncopy %.0f GB/s (read and written), product 8192^3 of bf16 %.0f TFLOP/s on the warm device%s\n\n", f->name,
+               (double)f->memory * 1e-9, f->driver[0] ? f->driver : "?", f->cuda_runtime / 1000, f->cuda_runtime % 1000 / 10, f->cublaslt, f->copy_bytes * 1e-9,
+               f->gemm_flops * 1e-12, r->limit > 0 ? "; memory limited" : "");
+    if (object)
+        print_line(object, r->json, out);
 }
 
-static int by_value(const void *a, const void *b)
+static const char head[] = "numerics    batch    step ms  (least, most)        samples/s  TFLOP/s     MFU of GEMM   own GB  all GB   MHz     W  recompute  loss at 1, 5, 10, 20, 29";
+
+static void print_percent(double share)
 {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
+    if (share > 0)
+        printf(" %5.1f %%", 100 * share);
+    else
+        printf(" %7s", "-");
 }
 
-static void print_profile(const vlai_profile *p, bool json)
+static void print_row(const bench_row *row, const vlai_device_facts *f, const bench_row *first)
 {
-    if (json) {
-        json_t *ops = json_object();
-        for (int op = 0; op < VLAI_OP_COUNT; op++)
-            if (p->calls[op])
-                json_object_set_new(ops, vlai_ops[op].name, json_pack("{s:I, s:f}", "calls", (json_int_t)p->calls[op], "ms", p->seconds[op] * 1e3));
-        json_t *all = json_pack("{s:o, s:f, s:f, s:f}", "ops", ops, "step_ms", p->total * 1e3, "matmul_alone_ms", p->matmul_alone * 1e3, "matmul_share", p->matmul_alone / p->total);
-        json_dumpf(all, stdout, JSON_COMPACT);
-        putchar('\n');
-        json_decref(all);
+    printf("%-10s %6lld ", mode_name(row->numerics), (long long)row->batch);
+    if (row->out_of_memory) {
+        printf("   out of memory: %s\n", row->reason);
         return;
     }
-    double sum = 0;
-    for (int op = 0; op < VLAI_OP_COUNT; op++)
-        sum += p->seconds[op];
-    printf("\n  operation              calls       ms   share\n");
-    for (;;) { /* by falling time: the table is short */
-        static bool shown[VLAI_OP_COUNT];
-        int best = -1;
-        for (int op = 0; op < VLAI_OP_COUNT; op++)
-            if (!shown[op] && p->calls[op] && (best < 0 || p->seconds[op] > p->seconds[best]))
-                best = op;
-        if (best < 0)
-            break;
-        shown[best] = true;
-        printf("  %-20s %7lld %8.2f  %5.1f %%\n", vlai_ops[best].name, (long long)p->calls[best], p->seconds[best] * 1e3, 100 * p->seconds[best] / sum);
-    }
-    printf("  matrix products alone: %.2f ms of a step of %.2f ms = %.0f %%, %.1f GFLOP/s\n", p->matmul_alone * 1e3, p->total * 1e3,
-           100 * p->matmul_alone / p->total, p->flops_matmul / p->matmul_alone * 1e-9);
+    double rate = row->flops / row->step;
+    printf("%10.2f  (%.2f, %.2f) %*s%9.2f %8.4g", row->step * 1e3, row->fastest * 1e3, row->slowest * 1e3,
+           row->slowest >= 1 ? 0 : row->slowest >= 0.1 ? 2 : 4, "", (double)row->batch / row->step, rate * 1e-12);
+    print_percent(f->nominal_flops > 0 ? rate / f->nominal_flops : 0);
+    print_percent(f->gemm_flops > 0 ? rate / f->gemm_flops : 0);
+    if (f->name[0])
+        printf(" %8.2f %7.2f", (double)row->held * 1e-9, (double)row->now.used * 1e-9);
+    else
+        printf(" %8.3f %7s", (double)row->host_bytes * 1e-9, "-");
+    if (row->now.mhz)
+        printf(" %5d %5.0f", row->now.mhz, row->now.watts);
+    else
+        printf(" %5s %5s", "-", "-");
+    printf("  %-9s", recompute_names[row->recompute]);
+    for (int i = 0; i < BENCH_LOSSES; i++)
+        if (!isnan(row->loss[i]))
+            printf(" %.6g", row->loss[i]);
+    if (first != row && !first->out_of_memory && first->batch == row->batch)
+        printf("  (%.3f x)", first->step / row->step);
+    printf("  %s\n", row->variant);
+    if (row->allocations || row->synchronizations)
+        printf("  note: %llu allocations and %llu synchronizations of the device in the measured steps\n", (unsigned long long)row->allocations,
+               (unsigned long long)row->synchronizations);
 }
 
-static vla_status bench_variant(const workload *w, vla_store *store, const request *r, const vla_plan_options *options, const char *label, bool profile, vla_error *err)
+static json_t *row_json(const bench_row *row, const vlai_device_facts *f)
 {
-    vla_executor *ex = NULL;
-    vla_plan *plan = NULL;
-    vla_run *run = NULL;
-    double *times = vlai_calloc((size_t)r->steps + 1, sizeof *times);
-    vla_gradient_status *gradients = vlai_calloc(vla_store_count(store) + 1, sizeof *gradients);
-    vla_status status = times && gradients ? VLA_OK : vlai_nomem(err, (size_t)r->steps * sizeof *times);
-    if (status == VLA_OK)
-        status = vlai_wallx_plan_training(&w->config, &w->shape, store, false, options, gradients, &plan, err);
-    if (status == VLA_OK)
-        status = vla_executor_create((int)r->threads, &ex, err);
-    if (status == VLA_OK)
-        status = vla_run_create(ex, plan, store, &run, err);
-    for (int64_t s = 0; s < r->steps && status == VLA_OK; s++) {
-        double start = vlai_now();
-        status = vlai_wallx_fill(&w->config, &w->tokens, &w->shape, &w->batch, find, run, err);
-        if (status == VLA_OK)
-            status = vla_run_execute(run, err);
-        times[s] = vlai_now() - start;
+    json_t *o = json_pack("{s:s, s:s, s:s, s:I, s:I, s:b}", "kind", "step", "variant", row->variant, "numerics", mode_name(row->numerics), "batch",
+                          (json_int_t)row->batch, "global_batch", (json_int_t)row->batch, "oom", row->out_of_memory);
+    if (!o || row->out_of_memory) {
+        if (o)
+            json_object_set_new(o, "reason", json_string(row->reason));
+        return o;
     }
+    double rate = row->flops / row->step;
+    const struct {
+        const char *name;
+        double value;
+    } numbers[] = {
+        {"step_ms", row->step * 1e3},
+        {"step_ms_least", row->fastest * 1e3},
+        {"step_ms_most", row->slowest * 1e3},
+        {"steps_measured", row->measured},
+        {"samples_per_s", (double)row->batch / row->step},
+        {"tflops", rate * 1e-12},
+        {"mfu", f->nominal_flops > 0 ? rate / f->nominal_flops : NAN},
+        {"gemm_share", f->gemm_flops > 0 ? rate / f->gemm_flops : NAN},
+        {"executed_tflop_per_step", row->executed * 1e-12},
+        {"device_gb_own", f->name[0] ? (double)row->held * 1e-9 : NAN},
+        {"device_gb_used", f->name[0] ? (double)row->now.used * 1e-9 : NAN},
+        {"arena_bytes", (double)row->host_bytes},
+        {"threads", row->threads},
+        {"mhz", row->now.mhz ? row->now.mhz : NAN},
+        {"watts", row->now.mhz ? row->now.watts : NAN},
+        {"celsius", row->now.mhz ? row->now.celsius : NAN},
+        {"grad_norm", row->grad_norm},
+        {"allocations", (double)row->allocations},
+        {"synchronizations", (double)row->synchronizations},
+        {"weights_s", row->weights_seconds},
+        {"plan_s", row->plan_seconds},
+        {"bind_s", row->bind_seconds},
+        {"nodes", (double)row->nodes},
+    };
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+        if (isfinite(numbers[i].value))
+            json_object_set_new(o, numbers[i].name, json_real(numbers[i].value));
+    json_object_set_new(o, "recompute", json_string(recompute_names[row->recompute]));
+    json_t *losses = json_object();
+    for (int i = 0; i < BENCH_LOSSES; i++) {
+        char key[16];
+        snprintf(key, sizeof key, "%d", bench_loss_at[i]);
+        if (!isnan(row->loss[i]))
+            json_object_set_new(losses, key, json_real(row->loss[i]));
+    }
+    json_object_set_new(o, "loss", losses);
+    if (row->engine && row->profile.total > 0)
+        json_object_set_new(o, "profile", bench_profile_json(row));
+    return o;
+}
+
+/* ---- rows ---- */
+
+typedef struct {
+    const request *r;
+    const bench_setup *setup;
+    const vlai_device_facts *facts;
+    FILE *out;
+    bench_row first; /* of a breakdown */
+} table;
+
+static vla_status one_row(table *t, int variant, vla_numerics numerics, int64_t batch, bool *out_of_memory, vla_error *err)
+{
+    bench_row row = {.variant = steps_of_switches[variant].name, .switches = steps_of_switches[variant].set, .numerics = numerics, .batch = batch};
+    if (!t->r->switches)
+        row.variant = variant ? "all switches" : "no switch";
+    vla_status status = bench_measure(t->setup, &row, err);
     if (status == VLA_OK) {
-        int64_t late = r->steps - r->steps / 2;
-        qsort(times + r->steps - late, (size_t)late, sizeof *times, by_value);
-        double median = times[r->steps - late + late / 2];
-        double bytes = (double)vla_executor_bytes(ex);
-        if (r->json)
-            printf("{\"variant\":\"%s\",\"batch\":%lld,\"threads\":%d,\"step_ms\":%.3f,\"samples_per_s\":%.3f,\"gflops\":%.3f,\"arena_bytes\":%.0f,\"loss\":%.9g}\n", label,
-                   (long long)r->batch, vla_executor_threads(ex), median * 1e3, (double)r->batch / median, vla_plan_flops(plan) / median * 1e-9, bytes,
-                   *(float *)vla_run_data(run, "loss"));
-        else
-            printf("%-34s %6lld %10.2f %11.2f %9.2f %10.1f  %.6f\n", label, (long long)r->batch, median * 1e3, (double)r->batch / median,
-                   vla_plan_flops(plan) / median * 1e-9, bytes * 1e-6, *(float *)vla_run_data(run, "loss"));
-        if (profile) {
-            vlai_profile p;
-            status = vlai_wallx_fill(&w->config, &w->tokens, &w->shape, &w->batch, find, run, err);
-            if (status == VLA_OK)
-                status = vlai_run_profile(run, (int)(r->steps < 5 ? 5 : r->steps), &p, err);
-            if (status == VLA_OK)
-                print_profile(&p, r->json);
+        json_t *object = row_json(&row, t->facts);
+        if (!t->r->json) {
+            if (t->r->switches && variant == 0)
+                t->first = row;
+            print_row(&row, t->facts, t->r->switches && variant ? &t->first : &row);
+            if (t->r->profile && !row.out_of_memory)
+                bench_profile_print(&row, t->facts);
+            fflush(stdout);
         }
+        if (object)
+            print_line(object, t->r->json, t->out);
+        *out_of_memory = row.out_of_memory;
     }
-    vla_run_destroy(run);
-    vla_plan_destroy(plan);
-    vla_executor_destroy(ex);
-    vlai_free(times);
-    vlai_free(gradients);
+    bench_row_fini(&row);
     return status;
 }
 
-static void random_weights(vla_store *store)
+static vla_status all_rows(table *t, const int64_t *batches, int batch_count, const vla_numerics *numerics, int numerics_count, vla_error *err)
 {
-    enum { CHUNK = 4096 };
-    float values[CHUNK];
-    for (size_t i = 0; i < vla_store_count(store); i++) {
-        vla_tensor t = vla_store_tensor(store, VLA_STORE_WEIGHT, i);
-        vlai_rng_key key = {.seed = 3, .stream = VLAI_RNG_INIT, .position = i};
-        for (int64_t first = 0; first < t.elements; first += CHUNK) {
-            int64_t n = t.elements - first < CHUNK ? t.elements - first : CHUNK;
-            vlai_rng_normal(&key, (uint32_t)first, (size_t)n, values);
-            for (int64_t k = 0; k < n; k++)
-                values[k] = t.rank == 1 ? 1.0f : 0.02f * values[k];
-            vla_store_set_float(store, i, first, n, values);
+    for (int n = 0; n < numerics_count; n++)
+        for (int b = 0; b < batch_count; b++) {
+            bool full = false;
+            int first = t->r->switches || t->r->plain ? 0 : VARIANTS - 1, last = t->r->plain ? 0 : VARIANTS - 1;
+            for (int v = first; v <= last; v++)
+                VLA_TRY(one_row(t, v, numerics[n], batches[b], &full, err));
+            if (full)
+                break;
         }
-    }
+    return VLA_OK;
+}
+
+/* The device that a measurement without --device is about. */
+static vla_status choose_device(const request *r, const char **device, vla_executor **ex, vla_error *err)
+{
+    *device = r->device ? r->device : "cuda";
+    vla_status status = vla_executor_create_on(*device, (int)r->threads, ex, err);
+    if (status == VLA_OK || r->device)
+        return status;
+    *device = "cpu";
+    return vla_executor_create_on(*device, (int)r->threads, ex, err);
+}
+
+static vla_status set_up(const request *r, const vlai_config *train, bench_setup *s, vla_error *err)
+{
+    *s = (bench_setup){.train = train, .threads = (int)r->threads, .steps = r->steps, .limit = (size_t)(r->limit * 1e9), .recompute = -1, .profile = r->profile};
+    VLA_TRY(vlai_wallx_config_load(train->model.config_path, &s->model, err));
+    VLA_TRY(vlai_wallx_config_update(&s->model, train, false, err));
+    if (r->vocab)
+        s->model.vocab_size = r->vocab;
+    int64_t cameras = (int64_t)train->keys.camera.count;
+    s->work = (vlai_wallx_workload_options){.text = r->text, .horizon = train->task.action_horizon, .side = r->side,
+                                            .pictures = r->pictures ? r->pictures : cameras ? cameras : 2};
+    if (!r->recompute)
+        return VLA_OK;
+    for (int i = 0; i < 3; i++)
+        if (!strcmp(recompute_names[i], r->recompute))
+            s->recompute = i;
+    return s->recompute >= 0 ? VLA_OK : vlai_fail(err, VLA_E_INVALID, "--recompute '%s': wanted none, cheap or layer", r->recompute);
+}
+
+static vla_status bench(const request *r, const vlai_config *train, FILE *out, vla_error *err)
+{
+    int64_t batches[MOST] = {r->batch ? r->batch : train->hyperparams.batch_size_per_gpu};
+    vla_numerics numerics[MOST];
+    int batch_count = 1, numerics_count = 1;
+    bench_setup setup;
+    vlai_device_facts facts;
+    vla_executor *ex;
+    if (r->loader)
+        return bench_loader(train, r->seconds, r->json, out, err);
+    if (r->batches)
+        VLA_TRY(parse_batches(r->batches, batches, &batch_count, err));
+    if (r->numerics)
+        VLA_TRY(parse_numerics(r->numerics, numerics, &numerics_count, err));
+    VLA_TRY(set_up(r, train, &setup, err));
+    VLA_TRY(choose_device(r, &setup.device, &ex, err));
+    if (!r->numerics)
+        numerics[0] = vlai_settings_numerics(train, strcmp(setup.device, "cpu") != 0);
+    vla_status status = vlai_device_facts_get(ex, &facts, err);
+    if (status == VLA_OK)
+        status = vlai_device_peaks_measure(ex, &facts, err);
+    vla_executor_destroy(ex);
+    VLA_TRY(status);
+    print_machine(&facts, r, out);
+    if (!r->json)
+        puts(head);
+    table t = {.r = r, .setup = &setup, .facts = &facts, .out = out};
+    return all_rows(&t, batches, batch_count, numerics, numerics_count, err);
 }
 
 int command_bench(int argc, char **argv)
 {
-    request r = {.steps = 10, .text = 98, .side = 252};
-    const arg_row rows[] = {{"--config", ARG_TEXT, &r.config}, {"--batch", ARG_COUNT, &r.batch}, {"--steps", ARG_COUNT, &r.steps},
-                            {"--text-tokens", ARG_INT, &r.text}, {"--side", ARG_COUNT, &r.side}, {"--pictures", ARG_COUNT, &r.pictures},
-                            {"--threads", ARG_COUNT, &r.threads}, {"--profile", ARG_FLAG, &r.profile}, {"--json", ARG_FLAG, &r.json}};
+    request r = {.steps = 30, .text = 98, .side = 252, .seconds = 10};
+    const arg_row rows[] = {
+        {"--config", ARG_TEXT, &r.config}, {"--device", ARG_TEXT, &r.device}, {"--batches", ARG_TEXT, &r.batches}, {"--batch", ARG_COUNT, &r.batch},
+        {"--numerics", ARG_TEXT, &r.numerics}, {"--switches", ARG_FLAG, &r.switches}, {"--plain", ARG_FLAG, &r.plain}, {"--recompute", ARG_TEXT, &r.recompute},
+        {"--memory-limit", ARG_REAL, &r.limit}, {"--steps", ARG_COUNT, &r.steps}, {"--text-tokens", ARG_INT, &r.text}, {"--side", ARG_COUNT, &r.side},
+        {"--pictures", ARG_COUNT, &r.pictures}, {"--vocab", ARG_COUNT, &r.vocab}, {"--threads", ARG_COUNT, &r.threads}, {"--profile", ARG_FLAG, &r.profile},
+        {"--loader", ARG_FLAG, &r.loader}, {"--seconds", ARG_REAL, &r.seconds}, {"--json", ARG_FLAG, &r.json}, {"--out", ARG_TEXT, &r.out}};
     args a = {.name = "bench", .help = help, .rows = rows, .count = sizeof rows / sizeof *rows, .overrides = true};
     int code = args_parse(&a, argc, argv);
     if (code >= 0)
@@ -228,42 +375,19 @@ int command_bench(int argc, char **argv)
         fputs("vla bench: no configuration\n  hint: --config FILE\n", stderr);
         return EXIT_USAGE;
     }
-    vlai_config *train = NULL;
-    vla_store *store = NULL;
-    workload w = {0};
-    vla_status status;
-    VLA_TRY_GOTO(vlai_config_load(r.config, a.override, a.overrides_given, &train, &err), done);
-    VLA_TRY_GOTO(vlai_wallx_config_load(train->model.config_path, &w.config, &err), done);
-    VLA_TRY_GOTO(vlai_wallx_config_update(&w.config, train, false, &err), done);
-    if (!r.batch)
-        r.batch = train->hyperparams.batch_size_per_gpu;
-    if (!r.pictures)
-        r.pictures = train->keys.camera.count ? (int64_t)train->keys.camera.count : 2;
-    w.tokens = (vlai_wallx_tokens){w.config.vocab_size - 1, w.config.vocab_size - 2, -1};
-    VLA_TRY_GOTO(make_batch(&w, &r, train->task.action_horizon, &err), done);
-    VLA_TRY_GOTO(vla_store_create(&store, &err), done);
-    VLA_TRY_GOTO(vlai_wallx_params(&w.config, NULL, NULL, store, &err), done);
-    vla_numerics numerics = vlai_settings_numerics(train, false);
-    VLA_TRY_GOTO(vla_store_allocate(store, numerics, VLA_STORE_TRAIN, &err), done);
-    random_weights(store);
-    if (!r.json)
-        printf("%-34s %6s %10s %11s %9s %10s  %s\n", "variant", "batch", "step ms", "samples/s", "GFLOP/s", "arena MB", "loss");
-    static const struct { const char *label; vla_memory_layout layout; vla_recompute recompute; } variants[] = {
-        {"plain (free lists, nothing again)", VLA_MEMORY_FREE_LISTS, VLA_RECOMPUTE_NONE},
-        {"planned memory", VLA_MEMORY_LIFETIMES, VLA_RECOMPUTE_NONE},
-        {"planned memory, cheap recompute", VLA_MEMORY_LIFETIMES, VLA_RECOMPUTE_CHEAP},
-        {"planned memory, layer recompute", VLA_MEMORY_LIFETIMES, VLA_RECOMPUTE_LAYER},
-    };
-    for (size_t v = 0; v < sizeof variants / sizeof *variants && status == VLA_OK; v++) {
-        vla_plan_options options = VLA_PLAN_OPTIONS_DEFAULT;
-        options.numerics = numerics;
-        options.layout = variants[v].layout;
-        options.recompute = variants[v].recompute;
-        status = bench_variant(&w, store, &r, &options, variants[v].label, r.profile && v == 0, &err);
+    if (!(r.limit >= 0 && r.limit < 1e6) || !(r.seconds > 0)) {
+        fputs("vla bench: --memory-limit must lie in 0 to 10^6 GB, --seconds above 0\n", stderr);
+        return EXIT_USAGE;
     }
-done:
-    vla_store_destroy(store);
-    vlai_arena_fini(&w.arena);
+    vlai_config *train = NULL;
+    FILE *out = NULL;
+    vla_status status = vlai_config_load(r.config, a.override, a.overrides_given, &train, &err);
+    if (status == VLA_OK && r.out && !(out = fopen(r.out, "a")))
+        status = vlai_fail(&err, VLA_E_IO, "%s: cannot be opened for writing", r.out);
+    if (status == VLA_OK)
+        status = bench(&r, train, out, &err);
+    if (out && fclose(out) != 0 && status == VLA_OK)
+        status = vlai_fail(&err, VLA_E_IO, "%s: not everything was written", r.out);
     vlai_config_destroy(train);
     return status == VLA_OK ? EXIT_DONE : command_fail("bench", &err);
 }

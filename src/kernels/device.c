@@ -21,6 +21,8 @@ int vlai_device_select(int index, vlai_device_info *info)
     info->major = p.major;
     info->minor = p.minor;
     info->multiprocessors = p.multiProcessorCount;
+    if ((code = cudaDeviceGetPCIBusId(info->bus, (int)sizeof info->bus, index)) != cudaSuccess)
+        return (int)code;
     return (int)cudaMemGetInfo(&info->free, &info->memory);
 }
 
@@ -34,6 +36,12 @@ static _Atomic uint64_t allocations, synchronizations, waits;
 vlai_device_counts vlai_device_counts_get(void)
 {
     return (vlai_device_counts){allocations, synchronizations, waits};
+}
+
+int vlai_device_versions(int *driver, int *runtime)
+{
+    cudaError_t code = cudaDriverGetVersion(driver);
+    return (int)(code != cudaSuccess ? code : cudaRuntimeGetVersion(runtime));
 }
 
 int vlai_device_memory(size_t *free, size_t *total)

@@ -11,7 +11,7 @@
 VLA_BEGIN_DECLS
 
 typedef struct vlai_device_info {
-    char name[256];
+    char name[256], bus[32]; /* bus: PCI address */
     int major, minor, multiprocessors;
     size_t memory, free;
 } vlai_device_info;
@@ -45,6 +45,8 @@ typedef struct vlai_device_counts {
     uint64_t allocations, synchronizations, waits;
 } vlai_device_counts;
 vlai_device_counts vlai_device_counts_get(void);
+
+int vlai_device_versions(int *driver, int *runtime); /* of CUDA: 1000 major + 10 minor */
 
 /* Bytes of device memory that the driver has free, and the total. */
 int vlai_device_memory(size_t *free, size_t *total);

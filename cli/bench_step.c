@@ -1,0 +1,273 @@
+/* One row of vla bench: a store of random weights, the plans that these switches stand for, and the steps. */
+#include "bench.h"
+
+#include "base/fail.h"
+#include "base/time.h"
+#include "exec/executor.h"
+#include "model/wallx_plan.h"
+#include "optim/settings.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Without `compile` gradients go to the store and a second plan steps them, as the trainer does it. */
+typedef struct bench_engine {
+    vlai_wallx_workload work;
+    vla_store *store;
+    vla_executor *executor;
+    vla_plan *plan, *update_plan;
+    vla_run *run, *update;
+    vla_gradient_status *gradients;
+    bool device;
+} engine;
+
+static void engine_destroy(engine *e)
+{
+    if (!e)
+        return;
+    vla_run_destroy(e->update);
+    vla_run_destroy(e->run);
+    vla_plan_destroy(e->update_plan);
+    vla_plan_destroy(e->plan);
+    vla_store_destroy(e->store);
+    vla_executor_destroy(e->executor);
+    vlai_wallx_workload_fini(&e->work);
+    vlai_free(e->gradients);
+    vlai_free(e);
+}
+
+static vla_plan_options plan_options(const bench_setup *s, const bench_row *row, vla_recompute recompute)
+{
+    vla_plan_options o = VLA_PLAN_OPTIONS_DEFAULT;
+    const bench_switches *w = &row->switches;
+    o.numerics = row->numerics;
+    o.layout = w->alloc ? VLA_MEMORY_LIFETIMES : VLA_MEMORY_FREE_LISTS;
+    o.recompute = recompute;
+    o.fuse = (w->compile ? VLA_FUSE_MODEL : 0u) | (w->visual ? VLA_FUSE_VISUAL : 0u);
+    o.visual_layers = (int)s->model.vision.depth + 1;
+    o.fast_attention = w->attention;
+    o.fast = (w->compile ? VLA_FAST_SEARCH | VLA_FAST_REPLAY | VLA_FAST_LANES | VLA_FAST_UPDATE : 0u) | (w->visual ? VLA_FAST_SEARCH : 0u) |
+             (w->optimizer ? VLA_FAST_UPDATE : 0u);
+    return o;
+}
+
+static int group_of(const char *name, void *config)
+{
+    return vlai_settings_group(name, config);
+}
+
+static vla_status make_store(const bench_setup *s, bench_row *row, engine *e, vla_error *err)
+{
+    double start = vlai_now();
+    VLA_TRY(vla_executor_create_on(s->device, s->threads, &e->executor, err));
+    e->device = strcmp(vla_executor_device(e->executor), "cpu") != 0;
+    vla_executor_limit(e->executor, s->limit);
+    VLA_TRY(vla_store_create(&e->store, err));
+    VLA_TRY(vlai_wallx_params(&s->model, group_of, (void *)(uintptr_t)s->train, e->store, err));
+    e->gradients = vlai_calloc(vla_store_count(e->store) + 1, sizeof *e->gradients);
+    if (!e->gradients)
+        return vlai_nomem(err, vla_store_count(e->store) * sizeof *e->gradients);
+    vla_store_use use = row->switches.compile ? VLA_STORE_STEP : VLA_STORE_TRAIN;
+    VLA_TRY(vla_store_allocate_on(e->store, e->executor, row->numerics, use, 0, err));
+    VLA_TRY(vlai_wallx_random_weights(e->store, err));
+    row->weights_seconds = vlai_now() - start;
+    return VLA_OK;
+}
+
+static vla_status make_runs(const bench_setup *s, bench_row *row, vla_recompute recompute, engine *e, vla_error *err)
+{
+    const vla_plan_options o = plan_options(s, row, recompute);
+    vla_adamw_options adamw = vlai_settings_adamw(s->train);
+    double start = vlai_now();
+    memset(e->gradients, 0, vla_store_count(e->store) * sizeof *e->gradients);
+    if (row->switches.compile) {
+        VLA_TRY(vlai_wallx_plan_step(&s->model, &e->work.shape, e->store, &adamw, &o, e->gradients, &e->plan, err));
+    } else {
+        vla_graph *update;
+        VLA_TRY(vlai_wallx_plan_training(&s->model, &e->work.shape, e->store, false, &o, e->gradients, &e->plan, err));
+        VLA_TRY(vla_graph_adamw(e->store, e->gradients, &adamw, &update, err));
+        VLA_TRY(vla_plan_build(update, &o, &e->update_plan, err));
+        VLA_TRY(vla_executor_reserve(e->executor, e->update_plan, err));
+    }
+    row->plan_seconds = vlai_now() - start;
+    start = vlai_now();
+    VLA_TRY(vla_run_create(e->executor, e->plan, e->store, &e->run, err));
+    if (e->update_plan)
+        VLA_TRY(vla_run_create(e->executor, e->update_plan, e->store, &e->update, err));
+    row->bind_seconds = vlai_now() - start;
+    return VLA_OK;
+}
+
+static void drop_runs(engine *e)
+{
+    vla_run_destroy(e->update);
+    vla_run_destroy(e->run);
+    vla_plan_destroy(e->update_plan);
+    vla_plan_destroy(e->plan);
+    e->update = e->run = NULL;
+    e->update_plan = e->plan = NULL;
+}
+
+/* With `alloc`, and no level asked for, the least recompute that the memory holds. */
+static vla_status make_engine(const bench_setup *s, bench_row *row, engine *e, vla_error *err)
+{
+    vlai_wallx_workload_options work = s->work;
+    work.samples = row->batch;
+    VLA_TRY(vlai_wallx_workload_init(&s->model, &work, &e->work, err));
+    VLA_TRY(make_store(s, row, e, err));
+    int last = s->recompute < 0 && row->switches.alloc ? VLA_RECOMPUTE_LAYER : s->recompute < 0 ? VLA_RECOMPUTE_NONE : s->recompute;
+    vla_status status = VLA_OK;
+    for (int level = s->recompute < 0 ? VLA_RECOMPUTE_NONE : s->recompute; level <= last; level++) {
+        drop_runs(e);
+        row->recompute = (vla_recompute)level;
+        status = make_runs(s, row, row->recompute, e, err);
+        if (status != VLA_E_DEVICE_NOMEM)
+            break;
+    }
+    return status;
+}
+
+static void *find(void *run, const char *name)
+{
+    return vla_run_data(run, name);
+}
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static vla_status fill(const bench_setup *s, const engine *e, vla_error *err)
+{
+    return vlai_wallx_fill(&s->model, &e->work.tokens, &e->work.shape, &e->work.batch, find, e->run, err);
+}
+
+static void note(bench_row *row, const engine *e, int64_t step)
+{
+    for (int i = 0; i < BENCH_LOSSES; i++)
+        if (bench_loss_at[i] == step)
+            row->loss[i] = (double)*(const float *)vla_run_data(e->run, "loss");
+    row->grad_norm = *(const double *)vla_run_data(e->update ? e->update : e->run, "clip");
+}
+
+static void count_from_here(bench_row *row, const engine *e)
+{
+    vlai_device_now now = vlai_device_now_get(e->executor);
+    row->allocations = now.allocations;
+    row->synchronizations = now.synchronizations;
+}
+
+static void count_to_here(bench_row *row, const engine *e)
+{
+    row->now = vlai_device_now_get(e->executor);
+    row->allocations = row->now.allocations - row->allocations;
+    row->synchronizations = row->now.synchronizations - row->synchronizations;
+}
+
+/* Each step waited for before the next begins. On a device the batch stands in pinned memory and is uploaded every time; on
+ * the CPU buffers of inputs are used again within a step, so it is written every time, outside the measured time. */
+static vla_status run_in_turn(const bench_setup *s, bench_row *row, engine *e, double *times, vla_error *err)
+{
+    for (int64_t step = 0; step < s->steps; step++) {
+        if (step == s->steps / 2)
+            count_from_here(row, e);
+        if (step == 0 || !e->device)
+            VLA_TRY(fill(s, e, err));
+        if (!e->update)
+            vlai_settings_hyper(s->train, step, step, vla_run_data(e->run, "hyper"));
+        double start = vlai_now();
+        VLA_TRY(vla_run_execute(e->run, err));
+        if (e->update) { /* the CPU's inputs stand in the arena, which both plans share */
+            vlai_settings_hyper(s->train, step, step, vla_run_data(e->update, "hyper"));
+            VLA_TRY(vla_run_execute(e->update, err));
+        }
+        times[step] = vlai_now() - start;
+        note(row, e, step);
+    }
+    count_to_here(row, e);
+    return VLA_OK;
+}
+
+/* A step is handed over while the one before still runs; its time is from one end to the next. Both copies of the inputs hold
+ * the batch after two steps. */
+static vla_status run_ahead(const bench_setup *s, bench_row *row, engine *e, double *times, vla_error *err)
+{
+    double end = vlai_now();
+    for (int64_t step = 0; step <= s->steps; step++) {
+        if (step < s->steps) {
+            if (step == s->steps / 2)
+                count_from_here(row, e);
+            if (step > 0)
+                VLA_TRY(vla_run_other_inputs(e->run, err));
+            if (step < 2 || !e->device)
+                VLA_TRY(fill(s, e, err));
+            vlai_settings_hyper(s->train, step, step, vla_run_data(e->run, "hyper"));
+            VLA_TRY(vla_run_submit(e->run, err));
+        } else {
+            count_to_here(row, e); /* the last step still runs */
+        }
+        if (step == 0)
+            continue;
+        VLA_TRY(vla_run_wait(e->run, err));
+        double now = vlai_now();
+        times[step - 1] = now - end;
+        end = now;
+        note(row, e, step - 1);
+    }
+    return VLA_OK;
+}
+
+static void summarize(const bench_setup *s, bench_row *row, const engine *e, double *times)
+{
+    int64_t late = s->steps - s->steps / 2;
+    double *second = times + s->steps - late;
+    qsort(second, (size_t)late, sizeof *second, by_value);
+    row->measured = (int)late;
+    row->step = second[late / 2];
+    row->fastest = second[0];
+    row->slowest = second[late - 1];
+    row->flops = e->work.flops * (double)row->batch;
+    row->executed = vla_plan_flops(e->plan);
+    row->nodes = vla_plan_nodes(e->plan) + (e->update_plan ? vla_plan_nodes(e->update_plan) : 0);
+    row->held = vla_executor_held(e->executor);
+    row->host_bytes = vla_executor_bytes(e->executor);
+    row->threads = vla_executor_threads(e->executor);
+}
+
+vla_status bench_measure(const bench_setup *s, bench_row *row, vla_error *err)
+{
+    double *times = vlai_calloc((size_t)s->steps + 1, sizeof *times);
+    engine *e = row->engine = vlai_calloc(1, sizeof *e);
+    for (int i = 0; i < BENCH_LOSSES; i++)
+        row->loss[i] = NAN;
+    vla_status status = times && e ? make_engine(s, row, e, err) : vlai_nomem(err, (size_t)s->steps * sizeof *times);
+    if (status == VLA_E_DEVICE_NOMEM) {
+        row->out_of_memory = true;
+        memcpy(row->reason, err->message, sizeof row->reason);
+        status = VLA_OK;
+    } else if (status == VLA_OK) {
+        status = row->switches.ahead && e->device && !e->update ? run_ahead(s, row, e, times, err) : run_in_turn(s, row, e, times, err);
+        if (status == VLA_OK)
+            summarize(s, row, e, times);
+        if (status == VLA_OK && s->profile)
+            status = fill(s, e, err);
+        if (status == VLA_OK && s->profile)
+            status = vlai_run_profile(e->run, 5, &row->profile, err);
+    }
+    vlai_free(times);
+    return status;
+}
+
+void bench_row_fini(bench_row *row)
+{
+    vlai_profile_fini(&row->profile);
+    engine_destroy(row->engine);
+    row->engine = NULL;
+}
+
+const vla_plan *bench_row_plan(const bench_row *row)
+{
+    return row->engine->plan;
+}
