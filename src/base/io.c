@@ -383,6 +383,23 @@ bool vlai_is_file(const char *path)
     return stat(path, &st) == 0 && S_ISREG(st.st_mode);
 }
 
+bool vlai_cache_path(const char *name, char *path, size_t size)
+{
+    static const struct { const char *variable, *folder; } places[] = {{"VLA_CACHE_DIR", ""}, {"XDG_CACHE_HOME", "/vla"}, {"HOME", "/.cache/vla"}};
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+        const char *root = getenv(places[i].variable);
+        if (!root || !*root)
+            continue;
+        int n = snprintf(path, size, "%s%s", root, places[i].folder);
+        if (n < 0 || (size_t)n >= size || vlai_mkdirs(path, NULL) != VLA_OK)
+            return false;
+        size_t used = (size_t)n;
+        n = snprintf(path + used, size - used, "/%s", name);
+        return n >= 0 && (size_t)n < size - used;
+    }
+    return false;
+}
+
 bool vlai_path_join(char *out, size_t size, const char *dir, const char *name)
 {
     int n;

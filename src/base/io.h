@@ -66,6 +66,9 @@ void vlai_unlock_dir(int fd); /* accepts -1 */
 vla_status vlai_remove_tree(const char *path, vla_error *err); /* absent is fine */
 bool vlai_is_dir(const char *path);
 bool vlai_is_file(const char *path);
+/* Path of a file among what may be made again: in $VLA_CACHE_DIR, else $XDG_CACHE_HOME/vla, else ~/.cache/vla. Makes the
+ * folder; false when there is no such place or the path does not fit. */
+bool vlai_cache_path(const char *name, char *path, size_t size);
 /* Joins with one slash into `out` (at most `size` bytes); false when it does not fit. An absolute `name` wins. */
 bool vlai_path_join(char *out, size_t size, const char *dir, const char *name);
 

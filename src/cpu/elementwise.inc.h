@@ -183,4 +183,48 @@ void FN(swiglu_backward)(const vlai_cpu_call *call)
     FN(swiglu_grad)(call);
 }
 
+static inline real L(chain_step)(vlai_op op, real a, real b, real value)
+{
+    switch (op) {
+    case VLAI_OP_add: return a + b;
+    case VLAI_OP_sub: return a - b;
+    case VLAI_OP_mul:
+    case VLAI_OP_mul_rows: return a * b;
+    case VLAI_OP_scale: return a * value;
+    case VLAI_OP_silu: return a / (1 + EXP(-a));
+    case VLAI_OP_silu_grad: return a * L(silu_slope)(b);
+    case VLAI_OP_gelu: return a * L(phi)(a);
+    case VLAI_OP_gelu_grad:
+        return a * (L(phi)(b) + b * ((real)0.39894228040143267794 * EXP((real)-0.5 * b * b)));
+    default: return a; /* cast */
+    }
+}
+
+/* Element by element, every step rounded to its own type. */
+static void L(chain_tile)(void *context, int64_t tile, int thread)
+{
+    (void)thread;
+    const vlai_cpu_call *call = context;
+    const vlai_chain *c = &call->node->attrs.chain;
+    vlai_span span = vlai_span_of(tile, VLAI_TILE_ELEMENTS / 32, call->out[0].elements);
+    int64_t cols = vlai_cols(&call->out[0]);
+    for (int64_t i = span.first; i < span.end; i++) {
+        real at[VLAI_CHAIN_INPUTS + VLAI_CHAIN_STEPS] = {0};
+        for (int k = 0; k < call->node->n_inputs; k++)
+            at[k] = ((const real *)call->in[k].data)[call->in[k].elements == call->out[0].elements ? i : i / cols];
+        for (int k = 0; k < c->n; k++) {
+            const vlai_chain_step *s = &c->steps[k];
+            real y = L(chain_step)((vlai_op)s->op, at[s->a], at[s->b], (real)s->value);
+            at[VLAI_CHAIN_INPUTS + k] = s->dtype == VLA_BF16 ? (real)vlai_round_bf16((float)y) : y;
+        }
+        ((real *)call->out[0].data)[i] = at[VLAI_CHAIN_INPUTS + c->n - 1];
+    }
+}
+
+void FN(chain)(const vlai_cpu_call *call)
+{
+    if (call->out[0].data)
+        vlai_run(call, vlai_tiles(call->out[0].elements, VLAI_TILE_ELEMENTS / 32), L(chain_tile));
+}
+
 #undef ELEMENTWISE

@@ -15,7 +15,6 @@
 #include "vendor/cublaslt.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum {
@@ -32,27 +31,15 @@ vla_status vlai_cuda_failed(vla_error *err, int code, const char *what)
 
 /* ---- device ---- */
 
-/* $VLA_CACHE_DIR, $XDG_CACHE_HOME/vla or ~/.cache/vla; false when none is known. */
-static bool cache_file(const vlai_cuda_device *d, char *path, size_t size)
+/* Where choices of algorithms are kept, per kind of GPU and library; false when no place is known. */
+static bool choices_path(const vlai_cuda_device *d, char *path, size_t size)
 {
-    char dir[PATH - 300], device[sizeof d->info.name];
-    const char *own = getenv("VLA_CACHE_DIR"), *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
-    if (own && *own)
-        snprintf(dir, sizeof dir, "%s", own);
-    else if (xdg && *xdg)
-        snprintf(dir, sizeof dir, "%s/vla", xdg);
-    else if (home && *home)
-        snprintf(dir, sizeof dir, "%s/.cache/vla", home);
-    else
-        return false;
-    snprintf(device, sizeof device, "%s", d->info.name);
-    for (char *c = device; *c; c++)
+    char name[sizeof d->info.name + 64];
+    snprintf(name, sizeof name, "gemm-%s-%zu.txt", d->info.name, vlai_cublaslt_version());
+    for (char *c = name; *c; c++)
         if (*c == ' ' || *c == '/')
             *c = '-';
-    if (vlai_mkdirs(dir, NULL) != VLA_OK)
-        return false;
-    snprintf(path, size, "%s/gemm-%s-%zu.txt", dir, device, vlai_cublaslt_version());
-    return true;
+    return vlai_cache_path(name, path, size);
 }
 
 static vla_status cuda_open(vla_executor *ex, vla_error *err)
@@ -68,6 +55,7 @@ static vla_status cuda_open(vla_executor *ex, vla_error *err)
         return vlai_fail_hint(err, VLA_E_CUDA, "nvidia-smi shows the GPUs of this machine; use the device cpu without one",
                               "device cuda:%d: %d GPUs found%s%s", ex->index, count, code ? ", CUDA: " : "", code ? vlai_device_error(code) : "");
     code = vlai_device_select(ex->index, &d->info);
+    d->context.arch = d->info.major * 10 + d->info.minor;
     for (int l = 0; !code && l < VLAI_LANES; l++)
         code = l ? vlai_device_stream_create_urgent(&d->lanes[l]) : vlai_device_stream_create(&d->lanes[l]);
     if (!code)
@@ -81,7 +69,7 @@ static vla_status cuda_open(vla_executor *ex, vla_error *err)
         return vlai_cuda_failed(err, code, "opening the GPU");
     if ((code = vlai_cublaslt_open(&d->context.cublaslt)))
         return vlai_cuda_failed(err, 100000 + code, "opening cuBLASLt");
-    return vlai_gemm_choices_open(cache_file(d, path, sizeof path) ? path : NULL, &d->context.choices, err);
+    return vlai_gemm_choices_open(choices_path(d, path, sizeof path) ? path : NULL, &d->context.choices, err);
 }
 
 static void release(vla_executor *ex, void *memory, size_t bytes)

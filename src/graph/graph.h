@@ -43,6 +43,21 @@ typedef struct vlai_value_info {
     int32_t layer;    /* region for recompute: -1 none, else the builder's layer when it was made */
 } vlai_value_info;
 
+/* A chain: element-wise operations one after the other, without their results in between. Operands are named by place: 0 to
+ * 7 an input of the node, 8 + k the result of step k. `a` has the result's shape, and so has `b`, but for mul_rows: one
+ * element a row. The last step is the result. Each step is rounded to its type, as if it had been stored. */
+enum { VLAI_CHAIN_INPUTS = 8, VLAI_CHAIN_STEPS = 12 };
+typedef struct vlai_chain_step {
+    int16_t op; /* vlai_op: add, sub, mul, scale, cast, silu, silu_grad, gelu, gelu_grad, mul_rows */
+    int8_t a, b;
+    vla_dtype dtype;
+    double value; /* factor of scale */
+} vlai_chain_step;
+typedef struct vlai_chain {
+    int n;
+    vlai_chain_step steps[VLAI_CHAIN_STEPS];
+} vlai_chain;
+
 /* Attributes: one typed struct per family. Unused bytes are zero. */
 typedef union vlai_attrs {
     struct { int transpose_a, transpose_b; vla_dtype dtype, sums; } matmul;                     /* of the result; of the sums, or none */
@@ -57,6 +72,7 @@ typedef union vlai_attrs {
     struct { int dim; double period; } sinusoid;
     vla_patchify_options patchify;
     struct { double beta1, beta2, eps, weight_decay; uint64_t key; int group, stochastic; } adamw; /* optim/rounding.h */
+    vlai_chain chain;
     struct { double max_norm; int64_t index; } clip;      /* sum_squares: index; clip_factor: max_norm, 0 = no clip */
 } vlai_attrs;
 

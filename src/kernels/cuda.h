@@ -39,6 +39,7 @@ typedef struct vlai_cuda_context {
     void *cublaslt;
     struct vlai_gemm_choices *choices; /* matrix products by shape */
     int search;                        /* algorithms to time per shape that has no choice yet; 0: the heuristic's first */
+    int arch;                          /* of the device: 90 = 9.0 */
     int fast_attention;                /* the fastest attention, whose backward may add in any order */
 } vlai_cuda_context;
 
@@ -49,6 +50,8 @@ typedef struct vlai_cuda_preparer {
     void (*release)(vlai_cuda_call *call);
 } vlai_cuda_preparer;
 extern const vlai_cuda_preparer vlai_cuda_preparers[VLAI_OP_COUNT];
+vla_status vlai_cuda_chain_prepare(const vlai_cuda_context *context, vlai_cuda_call *call, vla_error *err);
+void vlai_cuda_chain_release(vlai_cuda_call *call);
 vla_status vlai_cuda_matmul_prepare(const vlai_cuda_context *context, vlai_cuda_call *call, vla_error *err);
 void vlai_cuda_matmul_release(vlai_cuda_call *call);
 

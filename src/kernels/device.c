@@ -137,6 +137,23 @@ int vlai_device_fence_create(void **event)
     return (int)cudaEventCreateWithFlags((cudaEvent_t *)event, cudaEventDisableTiming);
 }
 
+int vlai_device_kernel_load(const void *code, const char *name, void **library, void **kernel)
+{
+    cudaError_t failed = cudaLibraryLoadData((cudaLibrary_t *)library, code, NULL, NULL, 0, NULL, NULL, 0);
+    return failed != cudaSuccess ? (int)failed : (int)cudaLibraryGetKernel((cudaKernel_t *)kernel, (cudaLibrary_t)*library, name);
+}
+
+void vlai_device_kernel_unload(void *library)
+{
+    if (library)
+        cudaLibraryUnload((cudaLibrary_t)library);
+}
+
+int vlai_device_kernel_launch(void *kernel, unsigned blocks, unsigned threads, void **arguments, void *stream)
+{
+    return (int)cudaLaunchKernel(kernel, (dim3){blocks, 1, 1}, (dim3){threads, 1, 1}, arguments, 0, (cudaStream_t)stream);
+}
+
 int vlai_device_capture_begin(void *stream)
 {
     return (int)cudaStreamBeginCapture((cudaStream_t)stream, cudaStreamCaptureModeThreadLocal);

@@ -51,6 +51,11 @@ int vlai_device_versions(int *driver, int *runtime); /* of CUDA: 1000 major + 10
 /* Bytes of device memory that the driver has free, and the total. */
 int vlai_device_memory(size_t *free, size_t *total);
 
+/* Machine code that was compiled at run time. */
+int vlai_device_kernel_load(const void *code, const char *name, void **library, void **kernel);
+void vlai_device_kernel_unload(void *library);
+int vlai_device_kernel_launch(void *kernel, unsigned blocks, unsigned threads, void **arguments, void *stream);
+
 /* Capture of what is launched on a stream into a graph that can be replayed. */
 int vlai_device_capture_begin(void *stream);
 int vlai_device_capture_end(void *stream, void **graph);

@@ -168,6 +168,26 @@ RULE(swiglu_backward)
     return VLA_OK;
 }
 
+RULE(chain)
+{
+    const vlai_chain *c = &node->attrs.chain;
+    WANT(c->n > 0 && c->n <= VLAI_CHAIN_STEPS && c->steps[0].a >= 0 && c->steps[0].a < node->n_inputs, "one to 12 steps from an operand on");
+    const vlai_value_info *x = operand(g, node, c->steps[0].a);
+    for (int i = 0; i < c->n; i++) {
+        const vlai_chain_step *s = &c->steps[i];
+        bool two = vlai_ops[s->op].inputs_min == 2;
+        WANT(s->a < VLAI_CHAIN_INPUTS + i && (!two || s->b < VLAI_CHAIN_INPUTS + i), "steps that read earlier ones");
+        WANT(s->a >= VLAI_CHAIN_INPUTS || same_shape(operand(g, node, s->a), x), "operands of one shape");
+        if (two && s->b < VLAI_CHAIN_INPUTS && s->op == VLAI_OP_mul_rows)
+            WANT(operand(g, node, s->b)->elements == x->shape[0], "one factor a row");
+        else if (two && s->b < VLAI_CHAIN_INPUTS)
+            WANT(same_shape(operand(g, node, s->b), x), "operands of one shape");
+    }
+    like(out, x);
+    out->dtype = c->steps[c->n - 1].dtype;
+    return VLA_OK;
+}
+
 RULE(rms_norm)
 {
     const vlai_value_info *x = operand(g, node, 0);

@@ -7,6 +7,7 @@
  *   vlai_pass_update     update.c     adds accumulation, or clip and AdamW
  *   vlai_pass_recompute  recompute.c  forward values are made again in the backward pass instead of kept
  *   vlai_pass_fuse       fuse.c       (pass/fuse.h) nodes are joined into fused operations
+ *   vlai_pass_chain      chain.c      element-wise operations that feed each other become one
  *   vlai_pass_memory     memory.c     offsets in one arena, by lifetime */
 #ifndef VLAI_PASS_H
 #define VLAI_PASS_H
@@ -25,6 +26,10 @@ vla_status vlai_pass_dead(vla_graph *g, size_t *removed, vla_error *err);
 vla_status vlai_pass_narrow(vla_graph *g, size_t *rewritten, vla_error *err);
 vla_status vlai_pass_precision(vla_graph *g, vla_numerics numerics, vla_error *err);
 vla_status vlai_pass_recompute(vla_graph *g, vla_recompute mode, vla_error *err);
+
+/* Joins chains of element-wise operations in the regions that options->fuse names, where a value in between has one reader.
+ * *joined (may be NULL) counts the operations that went into chains. */
+vla_status vlai_pass_chain(vla_graph *g, const vla_plan_options *options, size_t *joined, vla_error *err);
 
 /* Where each value lives. */
 typedef struct vlai_memory {

@@ -1,6 +1,6 @@
 /* Every operation on the device against its CPU twin, at awkward shapes (tests/gpu/cuda_test.h says what is wanted).
  *
- *     test_cuda_ops [NAME...]      only the families named: elementwise norm rope rows reduce loss image optim attention matmul
+ *     test_cuda_ops [NAME...]      only the families named: elementwise norm rope rows reduce loss image optim attention matmul chain
  *
  * Prints "N passed, N failed"; exit code 0 when nothing failed. */
 #include "gpu/cuda_test.h"
@@ -419,6 +419,31 @@ static void attention(void)
     }
 }
 
+/* n (1 + s) + t, activated, times a factor a row: compiled, and interpreted. */
+static void chain(void)
+{
+    vlai_device_info info;
+    if (vlai_device_select(0, &info)) {
+        fail("no device");
+        test_state.failed++;
+        return;
+    }
+    vlai_cuda_context context = {.arch = info.major * 10 + info.minor};
+    EACH_TYPE(a)
+        EACH_TYPE(b)
+            EACH(int64_t, rows, 1, 5, 260)
+                EACH(int64_t, cols, 1, 7, 1024)
+                    for (int compiled = 0; compiled < 2; compiled++) {
+                        vlai_attrs c = {.chain = {.n = 8, .steps = {{VLAI_OP_mul, 0, 1, a, 0},        {VLAI_OP_add, 0, 8, a, 0},  {VLAI_OP_add, 9, 2, b, 0},
+                                                                    {VLAI_OP_silu, 10, 0, VLA_F32, 0}, {VLAI_OP_gelu, 1, 0, b, 0}, {VLAI_OP_sub, 11, 12, b, 0},
+                                                                    {VLAI_OP_mul_rows, 13, 3, a, 0},   {VLAI_OP_scale, 14, 0, b, -1.7}}}};
+                        /* The activations are good to 4e-6; a value beside a rounding edge may fall on its other side. */
+                        tolerance within = a == VLA_F32 && b == VLA_F32 ? (tolerance){.row = 4e-6, .relative = 4e-6} : (tolerance){.row = 4e-3, .relative = 8e-3};
+                        CHECK(chain, c, within, OPERANDS(reals(a, SHAPE2(rows, cols)), reals(a, SHAPE2(rows, cols)), reals(b, SHAPE2(rows, cols)), reals(VLA_F32, SHAPE1(rows))),
+                              RESULTS(result(b, SHAPE2(rows, cols))), .context = compiled ? &context : NULL);
+                    }
+}
+
 static void matmul(void)
 {
     vlai_cuda_context context = {0};
@@ -457,7 +482,7 @@ int main(int argc, char **argv)
         const char *name;
         void (*run)(void);
     } families[] = {{"elementwise", elementwise}, {"norm", norm},   {"rope", rope},   {"rows", rows},           {"reduce", reduce},
-                    {"loss", loss},               {"image", image}, {"optim", optim}, {"attention", attention}, {"matmul", matmul}};
+                    {"loss", loss},               {"image", image}, {"optim", optim}, {"attention", attention}, {"matmul", matmul}, {"chain", chain}};
     int count = 0;
     vlai_device_info info = {0};
     int code = vlai_device_count(&count);
