@@ -5,6 +5,8 @@
 #include "base/io.h"
 #include "base/memory.h"
 #include "base/text.h"
+#include "base/time.h"
+#include "train/preflight.h"
 #include "train/progress.h"
 #include "train/report.h"
 #include "train/switches.h"
@@ -341,16 +343,37 @@ static void write_report(view *v, const char *run)
     print_line(v, "INFO", line);
 }
 
+/* The device had no room for the run: what it needs, and settings that need less. */
+static void say_short(view *v, const vlai_config *config)
+{
+    vlai_preflight p;
+    vla_error inner = VLA_ERROR_INIT;
+    vlai_text text = {0};
+    if (vlai_preflight_run(config, &p, &inner) != VLA_OK)
+        return;
+    vlai_preflight_memory(&p, &text);
+    if (text.data)
+        print_lines(v, text.data);
+    vlai_text_fini(&text);
+    vlai_preflight_fini(&p);
+}
+
 static vla_status train(view *v, const request *q, const vlai_config *config, vla_error *err)
 {
     vlai_wallx_task *task;
     vla_trainer *trainer = NULL;
+    double began = vlai_now();
     vla_status status = vlai_wallx_task_open(config, &task, err);
     if (status != VLA_OK)
         return status;
     const vlai_wallx_setup *s = vlai_wallx_task_setup(task);
     say_start(v, config, s);
     vla_trainer_options o = s->options;
+    if (o.timing) {
+        char line[64];
+        snprintf(line, sizeof line, "start: %.2f s data set and configuration", vlai_now() - began);
+        print_line(v, "INFO", line);
+    }
     o.allow_change = q->allow[0] ? q->allow : NULL;
     o.stop_at = q->stop_at;
     o.stop = &stop_requested;
@@ -369,6 +392,8 @@ static vla_status train(view *v, const request *q, const vlai_config *config, vl
     v->drawn = 0;
     vla_trainer_destroy(trainer);
     vlai_wallx_task_close(task);
+    if (status == VLA_E_DEVICE_NOMEM)
+        say_short(v, config);
     if (status == VLA_OK || status == VLA_E_CANCELLED || status == VLA_E_NONFINITE)
         write_report(v, o.run);
     return status;

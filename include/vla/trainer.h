@@ -132,6 +132,7 @@ typedef struct vla_trainer_options {
     size_t memory_limit; /* most bytes of device memory (on the CPU: of parameters and plans); 0 = what is free */
     int whole_step;     /* clip and AdamW are part of the micro-batch's plan; accumulation is 1 then */
     int ahead;          /* the next step is begun before the results of this one are read: same bits, one step more in flight */
+    int timing;         /* log how long each part of the start takes */
     int64_t most_plans; /* kept at once */
     int global_loss;    /* losses are means over a step instead of over a micro-batch */
     /* optimizer */

@@ -165,7 +165,8 @@ static vla_status make_fitting_plan(vlai_plans *p, vlai_bucket *b, vla_error *er
     vla_recompute mode = p->options.plan.recompute;
     for (;; mode++) {
         VLA_TRY(make_plan(p, b, mode, err));
-        size_t need = held + vlai_plan_held(p->executor, b->plan);
+        vlai_plan_need own = vlai_plan_needs(p->executor, b->plan);
+        size_t need = held + own.arena + own.scratch;
         vlai_text_printf(&line, "%s%s needs %.2f GB", line.size ? ", " : "", names[mode], 1e-9 * (double)need);
         if (mode == VLA_RECOMPUTE_LAYER || need <= room)
             break;

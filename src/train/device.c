@@ -45,8 +45,9 @@ size_t vlai_store_held(const vla_store *store)
     return total;
 }
 
-size_t vlai_plan_held(const vla_executor *ex, const vla_plan *plan)
+vlai_plan_need vlai_plan_needs(const vla_executor *ex, const vla_plan *plan)
 {
+    vlai_plan_need need = {.arena = plan->memory.arena_bytes};
 #ifdef VLA_CUDA
     if (ex->backend != &vlai_backend_cpu) { /* as the executor reserves */
         size_t scratch = 0, lanes = plan->options.fast & VLA_FAST_LANES ? VLAI_LANES : 1;
@@ -54,10 +55,12 @@ size_t vlai_plan_held(const vla_executor *ex, const vla_plan *plan)
             size_t bytes = vlai_cuda_workspaces[plan->graph->nodes[n].op](plan->graph, &plan->graph->nodes[n]);
             scratch = bytes > scratch ? bytes : scratch;
         }
-        return plan->memory.arena_bytes + lanes * scratch + 2 * plan->memory.input_bytes;
+        need.scratch = lanes * scratch + 2 * plan->memory.input_bytes;
+        return need;
     }
 #endif
-    return plan->memory.arena_bytes + plan->workspace + plan->widen + plan->workspace_per_thread * (size_t)ex->threads;
+    need.scratch = plan->workspace + plan->widen + plan->workspace_per_thread * (size_t)ex->threads;
+    return need;
 }
 
 size_t vlai_device_room(const vla_executor *ex, size_t limit, size_t held)

@@ -17,8 +17,11 @@ vla_status vlai_device_choose(const char *wanted, char out[VLAI_DEVICE_NAME], vl
 
 /* Bytes of the store's arenas, on its device or in host memory. */
 size_t vlai_store_held(const vla_store *store);
-/* Bytes that the executor holds once it has reserved for this plan alone: arena, scratch, staging. */
-size_t vlai_plan_held(const vla_executor *executor, const vla_plan *plan);
+/* Bytes that the executor holds once it has reserved for this plan alone: the arena, and scratch and staging. */
+typedef struct vlai_plan_need {
+    size_t arena, scratch;
+} vlai_plan_need;
+vlai_plan_need vlai_plan_needs(const vla_executor *executor, const vla_plan *plan);
 /* The most bytes that the store, of which `held` are taken already, and plans may take together: the limit (0: none), and on
  * a device what it has free, less what the driver takes for captured steps and kernels. SIZE_MAX: not bounded. */
 size_t vlai_device_room(const vla_executor *executor, size_t limit, size_t held);

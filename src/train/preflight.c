@@ -8,6 +8,7 @@
 #include "data/feed.h"
 #include "model/wallx_layout.h"
 #include "train/contract_config.h"
+#include "train/device.h"
 #include "train/preflight_internal.h"
 #include "train/resume.h"
 
@@ -312,6 +313,23 @@ static void check_disk(look *l)
                   all_kept ? "; the run keeps all its checkpoints, and they do not all fit" : "");
 }
 
+/* The GPU of a run that wants one. It is opened, so that what remains of its memory is known. */
+static void check_device(look *l)
+{
+    vla_error e = VLA_ERROR_INIT;
+    char device[VLAI_DEVICE_NAME];
+    vla_status status = vlai_device_choose(l->config->training.device, device, &e);
+    bool cpu = status == VLA_OK && !strcmp(device, "cpu");
+    if (status == VLA_OK && !cpu)
+        status = vla_executor_create_on(device, 0, &l->executor, &e);
+    if (!vlai_look_judge(l, "device", status, &e))
+        return;
+    if (cpu)
+        vlai_look_say(l, "device", VLAI_CHECK_OK, "cpu");
+    else
+        vlai_look_say(l, "device", VLAI_CHECK_OK, "%s: %.3f GB free", device, 1e-9 * (double)vlai_device_room(l->executor, 0, 0));
+}
+
 static void close_first_part(look *l)
 {
     vla_dataset_close(l->set);
@@ -335,13 +353,15 @@ vla_status vlai_preflight_run(const vlai_config *config, vlai_preflight *out, vl
     check_statistics(&l);
     check_samples(&l);
     check_weights(&l);
+    check_device(&l);
     close_first_part(&l); /* the task opens them anew, and memory is measured as it holds them */
     check_run(&l);
     if (l.status == VLA_OK)
         vlai_look_memory(&l);
     check_disk(&l);
-    vlai_look_say(&l, "collectives", VLAI_CHECK_SKIPPED, "one CPU rank: there is nothing to connect");
+    vlai_look_say(&l, "collectives", VLAI_CHECK_SKIPPED, "one rank: there is nothing to connect");
     vlai_wallx_task_close(l.task);
+    vla_executor_destroy(l.executor);
     if (l.status != VLA_OK)
         vlai_preflight_fini(out);
     return l.status;
@@ -381,11 +401,52 @@ static const struct {
 };
 enum { MEMORY_ROWS = sizeof memory_rows / sizeof *memory_rows };
 
+static const struct {
+    const char *name, *key;
+    size_t offset;
+} device_rows[] = {
+#define ROW(field, text) {text, #field, offsetof(vlai_run_device, field)},
+    ROW(weights, "weights") ROW(gradients, "gradients") ROW(optimizer, "optimizer") ROW(activations, "activations")
+    ROW(inputs, "inputs") ROW(workspace, "kernel scratch, staging") ROW(driver, "driver, captured steps") ROW(total, "peak")
+    ROW(available, "available now")
+#undef ROW
+};
+enum { DEVICE_ROWS = sizeof device_rows / sizeof *device_rows };
+
+static size_t device_of(const vlai_preflight *p, int row)
+{
+    size_t value;
+    memcpy(&value, (const char *)&p->memory.device + device_rows[row].offset, sizeof value);
+    return value;
+}
+
 static size_t memory_of(const vlai_preflight *p, int row)
 {
     size_t value;
     memcpy(&value, (const char *)&p->memory + memory_rows[row].offset, sizeof value);
     return value;
+}
+
+static void print_memory(const vlai_preflight *p, vlai_text *out)
+{
+    vlai_text_puts(out, "\nmemory of the run, anonymous, decimal MB\n");
+    for (int i = 0; i < MEMORY_ROWS; i++)
+        if (!p->memory.device.total || memory_of(p, i))
+            vlai_text_printf(out, "  %-24s %12.1f\n", memory_rows[i].name, 1e-6 * (double)memory_of(p, i));
+    vlai_text_printf(out, "  %-24s %12.1f\n", "available now", 1e-6 * (double)p->available);
+    if (!p->memory.device.total)
+        return;
+    vlai_text_puts(out, "\ndevice memory of the run, decimal MB\n");
+    for (int i = 0; i < DEVICE_ROWS; i++)
+        vlai_text_printf(out, "  %-24s %12.1f\n", device_rows[i].name, 1e-6 * (double)device_of(p, i));
+}
+
+void vlai_preflight_memory(const vlai_preflight *p, vlai_text *out)
+{
+    if (p->planned)
+        print_memory(p, out);
+    for (size_t i = 0; i < p->fit_count; i++)
+        vlai_text_printf(out, "%s %s: %.3f GB\n", i ? "   or" : "fits:", p->fits[i].text, 1e-9 * (double)p->fits[i].total);
 }
 
 void vlai_preflight_print(const vlai_preflight *p, vlai_text *out)
@@ -396,14 +457,7 @@ void vlai_preflight_print(const vlai_preflight *p, vlai_text *out)
         if (c->hint)
             vlai_text_printf(out, "     %-12s hint: %s\n", "", c->hint);
     }
-    if (p->planned) {
-        vlai_text_puts(out, "\nmemory of the run, anonymous, decimal MB\n");
-        for (int i = 0; i < MEMORY_ROWS; i++)
-            vlai_text_printf(out, "  %-24s %12.1f\n", memory_rows[i].name, 1e-6 * (double)memory_of(p, i));
-        vlai_text_printf(out, "  %-24s %12.1f\n", "available now", 1e-6 * (double)p->available);
-    }
-    for (size_t i = 0; i < p->fit_count; i++)
-        vlai_text_printf(out, "%s %s: %.3f GB\n", i ? "   or" : "fits:", p->fits[i].text, 1e-9 * (double)p->fits[i].total);
+    vlai_preflight_memory(p, out);
     int count[4] = {0};
     for (size_t i = 0; i < p->count; i++)
         count[p->checks[i].verdict]++;
@@ -430,6 +484,11 @@ json_t *vlai_preflight_json(const vlai_preflight *p)
         json_object_set_new(memory, memory_rows[i].key, json_integer((json_int_t)memory_of(p, i)));
     json_object_set_new(memory, "arena", json_integer((json_int_t)p->memory.arena));
     json_object_set_new(memory, "available", json_integer((json_int_t)p->available));
+    json_t *device = p->memory.device.total ? json_object() : NULL;
+    for (int i = 0; device && i < DEVICE_ROWS; i++)
+        json_object_set_new(device, device_rows[i].key, json_integer((json_int_t)device_of(p, i)));
+    if (device)
+        json_object_set_new(all, "device_memory", device);
     for (size_t i = 0; i < p->fit_count; i++)
         json_array_append_new(fits, json_pack("{s:s, s:I}", "settings", p->fits[i].text, "peak", (json_int_t)p->fits[i].total));
     json_object_set_new(all, "memory", memory);

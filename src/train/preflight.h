@@ -51,6 +51,8 @@ vla_status vlai_preflight_run(const vlai_config *config, vlai_preflight *out, vl
 void vlai_preflight_fini(vlai_preflight *p);
 /* The first failure's status; VLA_OK when there is none. */
 vla_status vlai_preflight_status(const vlai_preflight *p);
+/* The memory tables, and the settings that would fit. */
+void vlai_preflight_memory(const vlai_preflight *p, vlai_text *out);
 void vlai_preflight_print(const vlai_preflight *p, vlai_text *out);
 json_t *vlai_preflight_json(const vlai_preflight *p); /* NULL when memory runs out */
 

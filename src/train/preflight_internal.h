@@ -19,6 +19,7 @@ typedef struct look {
     vla_dataset *set;
     vlai_contract contract;
     vlai_wallx_task *task;
+    vla_executor *executor; /* of the GPU that the run wants; NULL on a CPU */
 } look;
 
 void vlai_look_say(look *l, const char *name, vlai_verdict verdict, const char *format, ...) __attribute__((format(printf, 4, 5)));

@@ -189,13 +189,19 @@ static vla_status measure_worker(const vlai_wallx_setup *s, size_t *bytes, vla_e
 
 /* ---- settings that fit ---- */
 
+/* What is scarce: device memory on a GPU, else host memory, where the snapshot gives way by itself. */
+static size_t scarce(const vlai_run_memory *m)
+{
+    return m->device.total ? m->device.total : m->total - m->snapshot;
+}
+
 static size_t peak_of(const vlai_wallx_setup *s, const slots *slots, const vlai_run_settings *settings, size_t available,
                       const vlai_run_memory *base)
 {
     vlai_run_memory m = {.loader = base->loader, .process = base->process};
     vla_error ignored = VLA_ERROR_INIT;
     vla_status status = vlai_run_memory_plan(&s->model, &s->options.adamw, slots->items, settings, available, &m, &ignored);
-    return status == VLA_OK ? m.total - m.snapshot : SIZE_MAX; /* the snapshot gives way by itself */
+    return status == VLA_OK ? scarce(&m) : SIZE_MAX;
 }
 
 static void offer(vlai_preflight *out, size_t total, size_t limit, const char *text)
@@ -232,6 +238,7 @@ static void find_settings(look *l, const vlai_wallx_setup *s, const slots *slots
     vlai_run_settings less = *now;
     size_t total = 0;
     less.layout = VLA_MEMORY_LIFETIMES;
+    less.automatic = false; /* settings are named that say what they do */
     if (now->recompute == VLA_RECOMPUTE_NONE) {
         less.recompute = VLA_RECOMPUTE_CHEAP;
         offer(out, peak_of(s, slots, &less, out->available, &out->memory), limit, "WALLX_PERF_ALLOC=1 in the environment");
@@ -253,11 +260,12 @@ static void find_settings(look *l, const vlai_wallx_setup *s, const slots *slots
         if (more && more != batch)
             offer(out, total, limit, text);
     }
-    if (now->numerics == VLA_FP32 && out->fit_count < VLAI_PREFLIGHT_FITS) {
+    bool fp32 = now->numerics == VLA_FP32;
+    if ((fp32 || now->numerics == VLA_BF16_MASTER) && out->fit_count < VLAI_PREFLIGHT_FITS) {
         vlai_run_settings narrow = less;
-        narrow.numerics = VLA_BF16_MASTER;
-        offer(out, peak_of(s, slots, &narrow, out->available, &out->memory), limit,
-              "--training.numerics=bf16 with WALLX_PERF_ALLOC=1 and --memory.recompute=layer");
+        narrow.numerics = fp32 ? VLA_BF16_MASTER : VLA_BF16_SR;
+        snprintf(text, sizeof text, "--training.numerics=%s with WALLX_PERF_ALLOC=1 and --memory.recompute=layer", fp32 ? "bf16" : "bf16-sr");
+        offer(out, peak_of(s, slots, &narrow, out->available, &out->memory), limit, text);
     }
     for (int64_t half = batch / 2; half >= 1 && out->fit_count < VLAI_PREFLIGHT_FITS; half /= 2) {
         vlai_run_settings smaller = *now;
@@ -271,19 +279,25 @@ static void find_settings(look *l, const vlai_wallx_setup *s, const slots *slots
 
 /* ---- the check ---- */
 
-static vla_status say_short(const vlai_preflight *p, size_t peak, vla_error *err)
+static vla_status say_short(const vlai_preflight *p, size_t peak, size_t limit, vla_error *err)
 {
     const vlai_run_memory *m = &p->memory;
-    char hint[512] = "the weights, gradients and optimizer alone need more than there is: take a machine with more memory";
+    const vlai_run_device *d = &m->device;
+    bool on_device = d->total > 0;
+    char hint[512];
+    snprintf(hint, sizeof hint, "the weights, gradients and optimizer alone need more than there is: take a %s with more memory",
+             on_device ? "GPU" : "machine");
     for (size_t i = 0, at = 0; i < p->fit_count && at < sizeof hint; i++)
         at += (size_t)snprintf(hint + at, sizeof hint - at, "%s%s (%.2f GB)", i ? "; or " : "would fit: ", p->fits[i].text,
                                1e-9 * (double)p->fits[i].total);
-    return vlai_fail_hint(err, VLA_E_NOMEM, hint,
-                          "the run does not fit in memory: it needs %.3f GB, %.3f GB are available (weights %.3f, gradients %.3f, "
+    return vlai_fail_hint(err, on_device ? VLA_E_DEVICE_NOMEM : VLA_E_NOMEM, hint,
+                          "the run does not fit in %smemory: it needs %.3f GB, %.3f GB are available (weights %.3f, gradients %.3f, "
                           "optimizer %.3f, activations %.3f, inputs %.3f, scratch %.3f, the rest %.3f GB)",
-                          1e-9 * (double)peak, 1e-9 * (double)p->available, 1e-9 * (double)m->weights, 1e-9 * (double)m->gradients,
-                          1e-9 * (double)m->optimizer, 1e-9 * (double)m->activations, 1e-9 * (double)m->inputs, 1e-9 * (double)m->workspace,
-                          1e-9 * (double)(m->loader + m->process));
+                          on_device ? "device " : "", 1e-9 * (double)peak, 1e-9 * (double)limit,
+                          1e-9 * (double)(on_device ? d->weights : m->weights), 1e-9 * (double)(on_device ? d->gradients : m->gradients),
+                          1e-9 * (double)(on_device ? d->optimizer : m->optimizer), 1e-9 * (double)(on_device ? d->activations : m->activations),
+                          1e-9 * (double)(on_device ? d->inputs : m->inputs), 1e-9 * (double)(on_device ? d->workspace : m->workspace),
+                          1e-9 * (double)(on_device ? d->driver : m->loader + m->process));
 }
 
 static vla_status plan_run(look *l, prompts *p, slots *made, vlai_run_settings *settings, vla_error *err)
@@ -303,11 +317,14 @@ static vla_status plan_run(look *l, prompts *p, slots *made, vlai_run_settings *
     int64_t count = validation > o->batch ? validation : o->batch;
     out->tokens_batch = batch_tokens(p, o->batch, &out->tokens_longest);
     VLA_TRY(fill_slots(p, &s->samples, count, (int64_t)ceil((double)out->tokens_batch * (double)count / (double)o->batch), made, err));
-    vlai_loader_options loader = {.batch = o->global_loss ? o->batch * o->accumulation : o->batch, .workers = o->workers};
+    vlai_loader_options loader = {.batch = o->global_loss ? o->batch * o->accumulation : o->batch, .workers = o->workers,
+                                  .held = o->ahead ? 2 : 1};
     int64_t workers = o->workers > 0 ? o->workers : 1;
     out->memory.loader = (size_t)vlai_loader_slots(&loader) * slot_bytes(made->items[0]) + (size_t)workers * worker;
     *settings = (vlai_run_settings){.batch = o->batch, .accumulation = o->accumulation, .validation_batch = validation,
-                                    .numerics = o->numerics, .recompute = o->recompute, .layout = o->layout, .whole_step = o->whole_step, .threads = o->threads};
+                                    .numerics = o->numerics, .recompute = o->recompute, .layout = o->layout, .whole_step = o->whole_step, .threads = o->threads, .fuse = o->fuse,
+                                    .fast = o->fast, .visual_layers = o->visual_layers, .fast_attention = o->fast_attention,
+                                    .automatic = o->recompute_auto, .limit = o->memory_limit, .executor = l->executor};
     return vlai_run_memory_plan(&s->model, &o->adamw, made->items, settings, out->available, &out->memory, err);
 }
 
@@ -326,16 +343,19 @@ void vlai_look_memory(look *l)
     vla_status status = p ? plan_run(l, p, &made, &settings, &e) : vlai_nomem(&e, sizeof *p);
     if (vlai_look_judge(l, "memory", status, &e)) {
         out->planned = true;
+        const vlai_run_device *d = &out->memory.device;
         /* `process` is held by this program now, and will be by the one that trains */
-        size_t limit = out->available + out->memory.process, peak = out->memory.total - out->memory.snapshot;
+        size_t host = out->available + out->memory.process, limit = d->total ? d->available : host, peak = scarce(&out->memory);
         if (peak > limit) {
-            /* what is available comes and goes: settings are named that leave a tenth of it */
-            find_settings(l, vlai_wallx_task_setup(l->task), &made, &settings, limit / 10 * 9);
-            vlai_look_judge(l, "memory", say_short(out, peak, &e), &e);
+            /* what is available comes and goes: settings are named that leave a tenth of it, on a GPU a fiftieth */
+            find_settings(l, vlai_wallx_task_setup(l->task), &made, &settings, d->total ? limit / 50 * 49 : limit / 10 * 9);
+            vlai_look_judge(l, "memory", say_short(out, peak, limit, &e), &e);
         } else {
+            static const char *const names[] = {"none", "cheap", "layer"};
             vlai_look_say(l, "memory", VLAI_CHECK_OK, "%.3f GB at the peak, %.3f GB available; a batch of %" PRId64 " has at most about %" PRId64
-                          " tokens, a prompt %" PRId64, 1e-9 * (double)out->memory.total, 1e-9 * (double)limit, settings.batch,
-                          out->tokens_batch, out->tokens_longest);
+                          " tokens, a prompt %" PRId64 "%s%s", 1e-9 * (double)(d->total ? peak : out->memory.total), 1e-9 * (double)limit,
+                          settings.batch, out->tokens_batch, out->tokens_longest, settings.automatic ? "; recompute " : "",
+                          settings.automatic ? names[out->memory.recompute] : "");
         }
     }
     if (made.samples)

@@ -6,6 +6,7 @@
 #include "exec/plan.h"
 #include "exec/store.h"
 #include "pass/pass.h"
+#include "train/device.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -130,6 +131,7 @@ typedef struct planner {
     void *shape;
     spans spans;
     size_t shared, per_thread, widen; /* scratch, largest of the plans */
+    vlai_plan_need need;              /* the same on a device, with the arena */
     vlai_run_memory *out;
 } planner;
 
@@ -149,6 +151,11 @@ static vla_status note_plan(planner *p, vla_graph *graph, vla_error *err)
     p->shared = larger(p->shared, plan->workspace);
     p->per_thread = larger(p->per_thread, plan->workspace_per_thread);
     p->widen = larger(p->widen, plan->widen);
+    if (p->settings->executor) {
+        vlai_plan_need need = vlai_plan_needs(p->settings->executor, plan);
+        p->need.arena = larger(p->need.arena, need.arena);
+        p->need.scratch = larger(p->need.scratch, need.scratch);
+    }
     vla_plan_destroy(plan);
     return status;
 }
@@ -204,7 +211,23 @@ static void add_store(planner *p)
     p->out->checkpoint = p->out->weights + p->out->optimizer;
 }
 
-static void add_up(planner *p, size_t available)
+/* On a device: parameters and plans there, pinned copies of the inputs here. */
+static void add_device(planner *p)
+{
+    vlai_run_memory *m = p->out;
+    vlai_run_device *d = &m->device;
+    *d = (vlai_run_device){.weights = m->weights, .gradients = m->gradients, .optimizer = m->optimizer, .inputs = m->inputs,
+                           .activations = p->need.arena > m->inputs ? p->need.arena - m->inputs : 0, .workspace = p->need.scratch,
+                           .driver = VLAI_DEVICE_SPARE, .available = vlai_device_room(p->settings->executor, 0, 0) + VLAI_DEVICE_SPARE};
+    if (p->settings->limit && p->settings->limit + VLAI_DEVICE_SPARE < d->available)
+        d->available = p->settings->limit + VLAI_DEVICE_SPARE;
+    d->total = d->weights + d->gradients + d->optimizer + d->inputs + d->activations + d->workspace + d->driver;
+    m->inputs *= 2;
+    m->weights = m->gradients = m->optimizer = 0;
+    m->total = m->inputs + m->loader + m->process;
+}
+
+static void add_host(planner *p)
 {
     vlai_run_memory *m = p->out;
     long processors = sysconf(_SC_NPROCESSORS_ONLN);
@@ -214,23 +237,54 @@ static void add_up(planner *p, size_t available)
     m->activations = touched - m->inputs;
     m->workspace = p->shared + p->widen + threads * p->per_thread;
     m->total = m->weights + m->gradients + m->optimizer + m->inputs + m->activations + m->workspace + m->loader + m->process;
-    /* A snapshot is taken when there is room for it then (ckpt/): `available` counts from now, when what `process` says is
-     * held already. */
+}
+
+/* A snapshot is taken when there is room for it then (ckpt/): `available` counts from now, when what `process` says is held
+ * already. */
+static void add_snapshot(vlai_run_memory *m, size_t available)
+{
     size_t more = m->total - m->process;
     size_t left = available > more ? available - more : 0;
     m->snapshot = vlai_ckpt_has_room(left, m->checkpoint) ? m->checkpoint : 0;
     m->total += m->snapshot;
 }
 
+static bool fits(const planner *p)
+{
+    const vlai_run_memory *m = p->out;
+    return p->settings->executor ? m->device.total <= m->device.available
+           : !p->settings->limit || m->weights + m->gradients + m->optimizer + m->inputs + m->activations + m->workspace <= p->settings->limit;
+}
+
+/* Plans with what the options say, and fills *out. */
+static vla_status plan_once(planner *p, void *const *slots, vla_error *err)
+{
+    vlai_run_memory *m = p->out;
+    *m = (vlai_run_memory){.loader = m->loader, .process = m->process, .recompute = p->options.recompute};
+    p->spans.count = p->shared = p->per_thread = p->widen = 0;
+    p->need = (vlai_plan_need){0};
+    memset(p->status, 0, vla_store_count(p->store) * sizeof *p->status);
+    VLA_TRY(plan_all(p, slots, err));
+    add_store(p);
+    if (p->settings->executor)
+        add_device(p);
+    else
+        add_host(p);
+    return VLA_OK;
+}
+
 vla_status vlai_run_memory_plan(const vla_model *model, const vla_adamw_options *adamw, void *const *slots,
                                 const vlai_run_settings *settings, size_t available, vlai_run_memory *out, vla_error *err)
 {
-    *out = (vlai_run_memory){.loader = out->loader, .process = out->process};
     planner p = {.model = model, .settings = settings, .adamw = adamw, .options = VLA_PLAN_OPTIONS_DEFAULT, .out = out};
     vla_status status;
     p.options.numerics = settings->numerics;
     p.options.recompute = settings->recompute;
     p.options.layout = settings->layout;
+    p.options.fuse = settings->fuse;
+    p.options.visual_layers = settings->visual_layers;
+    p.options.fast_attention = settings->fast_attention;
+    p.options.fast = settings->fast;
     VLA_TRY_GOTO(vla_store_create(&p.store, err), done);
     VLA_TRY_GOTO(model->params(model->user, p.store, err), done);
     vlai_store_lay_out(p.store, settings->numerics, use_of(settings));
@@ -240,9 +294,12 @@ vla_status vlai_run_memory_plan(const vla_model *model, const vla_adamw_options 
         status = vlai_nomem(err, model->shape_size + vla_store_count(p.store) * sizeof *p.status);
         goto done;
     }
-    VLA_TRY_GOTO(plan_all(&p, slots, err), done);
-    add_store(&p);
-    add_up(&p, available);
+    VLA_TRY_GOTO(plan_once(&p, slots, err), done);
+    while (settings->automatic && p.options.recompute < VLA_RECOMPUTE_LAYER && !fits(&p)) {
+        p.options.recompute++;
+        VLA_TRY_GOTO(plan_once(&p, slots, err), done);
+    }
+    add_snapshot(out, available);
 done:
     vlai_free(p.spans.items);
     vlai_free(p.shape);

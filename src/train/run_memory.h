@@ -23,9 +23,25 @@ typedef struct vlai_run_settings {
     vla_numerics numerics;
     vla_recompute recompute;
     vla_memory_layout layout;
+    unsigned fuse, fast; /* visual_layers and fast_attention too: as in vla_plan_options */
+    int visual_layers, fast_attention;
+    bool automatic;  /* recompute is where it begins; the least that fits is taken */
+    size_t limit;    /* most bytes of the device (0: what is free) */
+    const vla_executor *executor; /* of a device; NULL: the run is on the CPU */
     bool whole_step; /* the update is part of the batch's plan; only with accumulation 1 */
     int threads; /* 0: one per processor */
 } vlai_run_settings;
+
+/* Device memory of a run on a GPU. */
+typedef struct vlai_run_device {
+    size_t weights, gradients, optimizer;
+    size_t activations; /* the arena without inputs */
+    size_t inputs;
+    size_t workspace;   /* kernel scratch, staging of inputs */
+    size_t driver;      /* kernels, captured steps */
+    size_t total;
+    size_t available;   /* to this run, before it holds anything */
+} vlai_run_device;
 
 typedef struct vlai_run_memory {
     size_t weights, gradients, optimizer; /* of the store */
@@ -38,6 +54,8 @@ typedef struct vlai_run_memory {
     size_t total;
     size_t arena;      /* reserved, of which inputs and activations are touched */
     size_t checkpoint; /* bytes of the tensors that a checkpoint holds */
+    vlai_run_device device; /* zero on the CPU; the rows above are then host memory alone */
+    vla_recompute recompute; /* that was planned */
 } vlai_run_memory;
 
 /* `slots` holds at least as many filled slots as the batches. loader and process are taken from *out as they are, and

@@ -44,6 +44,15 @@ static void report(vla_trainer *t, const vla_record *record)
 
 /* ---- creation ---- */
 
+/* A part of the start is done: how long it took. */
+static void mark(vla_trainer *t, const char *part)
+{
+    double now = vlai_now();
+    if (t->options.timing)
+        vlai_info("start: %.2f s %s", now - t->phase_began, part);
+    t->phase_began = now;
+}
+
 static vla_status check_options(const vla_trainer *t, vla_error *err)
 {
     const vla_trainer_options *o = &t->options;
@@ -100,12 +109,16 @@ static vla_status make_store(vla_trainer *t, vla_error *err)
 {
     const vla_trainer_options *o = &t->options;
     VLA_TRY(vla_executor_create_on(o->device ? o->device : "cpu", o->threads, &t->executor, err));
+    mark(t, "device");
     t->on_device = strcmp(vla_executor_device(t->executor), "cpu") != 0;
     vla_executor_limit(t->executor, o->memory_limit);
     VLA_TRY(vla_store_create(&t->store, err));
     VLA_TRY(t->model.params(t->model.user, t->store, err));
     VLA_TRY(vla_store_allocate_on(t->store, t->executor, o->numerics, store_use(o), 0, err));
-    return start_state(t, err);
+    mark(t, "memory of parameters");
+    VLA_TRY(start_state(t, err));
+    mark(t, o->resume ? "weights and optimizer state" : "weights");
+    return VLA_OK;
 }
 
 /* Two trainings in one folder would move each other's checkpoints aside. */
@@ -185,6 +198,7 @@ vla_status vla_trainer_create(const vla_model *model, const vla_samples *samples
                                   .peak = options->group_count > 0 ? options->groups[0].rate : 0, .min = options->min_rate,
                                   .warmup = options->warmup, .steps = options->steps};
     t->run_lock = -1;
+    t->phase_began = vlai_now();
     vla_status status = check_options(t, err);
     if (status == VLA_OK) /* before a checkpoint of the folder is chosen */
         status = lock_run_folder(t, err);
@@ -198,6 +212,7 @@ vla_status vla_trainer_create(const vla_model *model, const vla_samples *samples
         vla_trainer_destroy(t);
         return status;
     }
+    mark(t, "run folder, loader");
     t->last_end = vlai_now();
     *out = t;
     return VLA_OK;
@@ -237,10 +252,12 @@ vla_status vla_trainer_prepare(vla_trainer *t, vla_trainer_memory *memory, vla_e
 {
     vlai_bucket *b;
     VLA_TRY(vlai_step_slots(t, err));
+    mark(t, "first batch");
     VLA_TRY(vlai_step_bucket(t, t->slots, t->options.batch, true, false, &b, err));
     vla_run *update;
     if (!t->options.whole_step)
         VLA_TRY(vlai_plans_update(t->plans, b->status, &update, err));
+    mark(t, "plan");
     memory->plan = vlai_plans_memory(t->plans);
     size_t bytes[VLA_STORE_KINDS] = {0};
     for (int k = 0; k < VLA_STORE_KINDS; k++)
@@ -310,6 +327,9 @@ static vla_status too_many_bad(vla_trainer *t, vla_error *err)
 static vla_status end_step(vla_trainer *t, vla_record *r, vla_error *err)
 {
     VLA_TRY(vlai_step_end(t, r, err));
+    if (t->phase_began > 0)
+        mark(t, "first step");
+    t->phase_began = 0;
     fill_record(t, r);
     VLA_TRY(vlai_metrics_put(t->metrics, r, err));
     report(t, r);

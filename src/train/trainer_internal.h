@@ -71,6 +71,7 @@ struct vla_trainer {
     vla_status broken; /* of a step that could not be begun while another was under way */
     vla_error broken_error;
     double last_end, save_stall;
+    double phase_began;    /* of the start; 0 once the first step is done */
     double usual_seconds; /* of a step: a running mean, for the time left */
 };
 

@@ -649,6 +649,7 @@ static vla_status make_options(vlai_wallx_task *t, vla_error *err)
     o.fast_attention = switches.attention;
     o.fast = (switches.compile ? VLA_FAST_ALL : 0) | (switches.compile_visual ? VLA_FAST_SEARCH : 0) |
              (switches.fused_optimizer ? VLA_FAST_UPDATE : 0);
+    o.timing = switches.log;
     o.most_plans = switches.most_plans;
     o.whole_step = switches.compile && o.accumulation == 1;
     o.ahead = switches.no_barrier;
