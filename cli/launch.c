@@ -1,6 +1,8 @@
-/* vla launch: starts the ranks of a training run on this machine. A build without GPU support starts one CPU rank, in this
- * process, and says so. */
+/* vla launch: starts the ranks of a training run on this machine. There is one, in this process: on the first GPU, or in a build
+ * or on a machine without one on the CPU, and it says so. */
 #include "command.h"
+
+#include "train/device.h"
 
 #include <stdbool.h>
 #include <stdio.h>
@@ -9,14 +11,14 @@
 
 static const char help[] =
     "Usage: vla launch [--gpus N] [--nnodes N] [--node-rank R] [--master-addr A] [--master-port P] train ARGUMENTS...\n\n"
-    "Starts one rank per GPU. Without a GPU it starts one CPU rank and says so.\n\n"
-    "  --gpus N         ranks on this machine (default: all GPUs)\n"
+    "Starts one rank, on the first GPU. Without a GPU it starts one CPU rank and says so.\n\n"
+    "  --gpus N         ranks on this machine; one is started, and more are answered with a notice\n"
     "  --nnodes N       machines (1)\n"
     "  --node-rank R    which of them this is (0)\n"
     "  --master-addr A  where rank 0 listens (127.0.0.1)\n"
     "  --master-port P  (29500)\n\n"
     "Example:\n"
-    "  vla launch --gpus 8 train --config configs/libero_local_perf.yml\n";
+    "  vla launch --gpus 1 train --config configs/libero_local_perf.yml\n";
 
 int command_launch(int argc, char **argv)
 {
@@ -49,12 +51,17 @@ int command_launch(int argc, char **argv)
         return EXIT_USAGE;
     }
     if (atoi(values[1]) > 1) {
-        fprintf(stderr, "vla launch: --nnodes %s: several machines need GPUs, and this build has no GPU support\n"
-                        "  hint: set NNODES=1, or build with -DVLA_CUDA=ON\n", values[1]);
+        fprintf(stderr, "vla launch: --nnodes %s: one rank trains, on one machine\n  hint: set NNODES=1\n", values[1]);
         return EXIT_USAGE;
     }
-    fprintf(stderr, "vla launch: no GPU support in this build: starting one CPU rank%s%s%s\n",
-            *values[0] && strcmp(values[0], "0") ? " instead of " : "", *values[0] && strcmp(values[0], "0") ? values[0] : "",
-            *values[0] && strcmp(values[0], "0") ? " GPU ranks" : "");
+    char device[VLAI_DEVICE_NAME] = "cpu";
+    vla_error err = VLA_ERROR_INIT;
+    bool gpu = vlai_device_choose("auto", device, &err) == VLA_OK && strcmp(device, "cpu") != 0;
+    bool asked = *values[0] && strcmp(values[0], "0") != 0, many = asked && atoi(values[0]) > 1;
+    if (!gpu)
+        fprintf(stderr, "vla launch: no GPU that this build can use: starting one CPU rank%s%s%s\n", asked ? " instead of " : "",
+                asked ? values[0] : "", asked ? " GPU ranks" : "");
+    else if (many)
+        fprintf(stderr, "vla launch: one rank trains, on the first GPU, instead of %s\n", values[0]);
     return command_train(argc - i, argv + i);
 }

@@ -411,7 +411,7 @@ int command_train(int argc, char **argv)
         return code;
     const char *world = getenv("WORLD_SIZE");
     if (world && atoi(world) > 1) {
-        fprintf(stderr, "vla train: WORLD_SIZE is %s: this build trains on one CPU rank, and each of the ranks would train alone\n"
+        fprintf(stderr, "vla train: WORLD_SIZE is %s: one rank trains, and each of these would train alone\n"
                         "  hint: start one process without WORLD_SIZE\n", world);
         return EXIT_USAGE;
     }

@@ -12,6 +12,7 @@ struct vlai_sampler {
     const vlai_tokenizer *tok;
     vlai_prompt_tokens tokens;
     vlai_resizer *resizer;
+    vlai_id_encoder *encoder;
     vlai_text instruction, state_text;
     const char *views[VLAI_MAX_CAMERAS];
     size_t order[VLAI_MAX_CAMERAS]; /* camera of each picture */
@@ -37,6 +38,8 @@ vla_status vlai_sampler_create(const vlai_contract *contract, const vlai_tokeniz
     vla_status status = vlai_prompt_tokens_of(tok, &s->tokens, err);
     if (status == VLA_OK)
         status = vlai_resizer_create(&s->resizer, err);
+    if (status == VLA_OK)
+        status = vlai_id_encoder_create(tok, &s->encoder, err);
     if (status != VLA_OK)
         return vlai_sampler_destroy(s), status;
     *out = s;
@@ -48,6 +51,7 @@ void vlai_sampler_destroy(vlai_sampler *s)
     if (!s)
         return;
     vlai_resizer_destroy(s->resizer);
+    vlai_id_encoder_destroy(s->encoder);
     vlai_text_fini(&s->instruction);
     vlai_text_fini(&s->state_text);
     vlai_free(s->six);
@@ -216,7 +220,7 @@ static vla_status prepare_text(vlai_sampler *s, const vlai_sample_input *in, vla
         return vlai_fail(err, VLA_E_INVALID, "the instruction holds %zu picture placeholders of its own: '%s'", missing, in->task);
     out->discrete = c->discrete;
     out->action_token_count = in->action_token_count;
-    VLA_TRY(vlai_tokenizer_encode(s->tok, out->text.data, out->text.size, &out->ids, err));
+    VLA_TRY(vlai_id_encoder_run(s->encoder, out->text.data, out->text.size, &out->ids, err));
     if (!c->truncate && c->max_length > 0 && out->ids.count > (size_t)c->max_length)
         return vlai_prompt_too_long(out->ids.count, c->max_length, out->text.data, err);
     return VLA_OK;

@@ -34,6 +34,12 @@ typedef struct vlai_wallx_tokens {
 } vlai_wallx_tokens;
 
 /* One micro-batch on the host. Borrowed pointers; NULL where the reference receives None. */
+/* Working memory of vlai_wallx_fill. Zero at first; released with vlai_free(data). */
+typedef struct vlai_wallx_scratch {
+    void *data;
+    size_t capacity;
+} vlai_wallx_scratch;
+
 typedef struct vlai_wallx_batch {
     int64_t samples;
     const int64_t *offset; /* [samples+1]: sample s owns tokens offset[s] .. offset[s+1] */
@@ -55,6 +61,7 @@ typedef struct vlai_wallx_batch {
     /* positional masks, [tokens] each */
     const uint8_t *padding_positions, *valid_flow_action_positions, *ar_predict_token_positions, *ar_action_mask;
     bool ar_visible;
+    vlai_wallx_scratch *scratch; /* kept by the caller between fills; NULL: memory of the call */
 } vlai_wallx_batch;
 
 /* What decides the graph. Comparable with memcmp after vlai_wallx_shape_of (no padding bytes). */

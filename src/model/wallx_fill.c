@@ -306,13 +306,19 @@ static vla_status fill_tokens(const vlai_wallx_config *c, const vlai_wallx_token
     int32_t *label_rows = at(t, "label_rows"), *label_ids = at(t, "label_ids"), *segments = at(t, "segments");
     int32_t *qpos_of[2] = {at(t, "qpos0"), at(t, "qpos1")}, *rows_of[2] = {at(t, "rows0"), at(t, "rows1")};
     int64_t count[2] = {0, 0}, image_rows = 0, propri_rows = 0, labels = 0, image = 0;
-    uint8_t *is_action = vlai_calloc((size_t)total + 1, 1);
-    int32_t *scratch = vlai_array((size_t)n * 9 + 9, sizeof *scratch);
-    if (!is_action || !scratch) {
-        vlai_free(is_action);
-        vlai_free(scratch);
-        return vlai_nomem(err, (size_t)n * 9 * sizeof *scratch);
+    vlai_wallx_scratch own = {0}, *memory = b->scratch ? b->scratch : &own;
+    size_t wanted = ((size_t)n * 9 + 9) * sizeof(int32_t) + (size_t)total + 1;
+    if (memory->capacity < wanted) {
+        vlai_free(memory->data);
+        memory->capacity = 0;
+        memory->data = vlai_alloc(wanted + wanted / 4); /* lengths vary from batch to batch */
+        if (!memory->data)
+            return vlai_nomem(err, wanted + wanted / 4);
+        memory->capacity = wanted + wanted / 4;
     }
+    int32_t *scratch = memory->data;
+    uint8_t *is_action = (uint8_t *)(scratch + n * 9 + 9);
+    memset(is_action, 0, (size_t)total + 1);
     int32_t *my_cols = scratch, *my_rows = scratch + 4 * n, *my_pos = scratch + 6 * n;
     memset(scratch, 0, (size_t)n * 9 * sizeof *scratch);
     for (int64_t s = 0; s < b->samples; s++) {
@@ -385,8 +391,7 @@ static vla_status fill_tokens(const vlai_wallx_config *c, const vlai_wallx_token
         memcpy(cols, my_cols, (size_t)n * 4 * sizeof *cols);
     if (positions)
         memcpy(positions, my_pos, (size_t)n * 3 * sizeof *positions);
-    vlai_free(is_action);
-    vlai_free(scratch);
+    vlai_free(own.data);
     return VLA_OK;
 }
 

@@ -51,6 +51,12 @@ const char *vlai_tokenizer_name(const vlai_tokenizer *tok); /* the file, for mes
 
 /* Appends the ids of `text`, which must be valid UTF-8. */
 vla_status vlai_tokenizer_encode(const vlai_tokenizer *tok, const char *text, size_t size, vlai_ids *out, vla_error *err);
+/* The same with buffers that are kept between calls, so that encoding text after text allocates nothing in the end. Borrows
+ * the tokenizer, to which nothing may be added meanwhile. Threads: one caller at a time. */
+typedef struct vlai_id_encoder vlai_id_encoder;
+vla_status vlai_id_encoder_create(const vlai_tokenizer *tok, vlai_id_encoder **out, vla_error *err);
+void vlai_id_encoder_destroy(vlai_id_encoder *encoder); /* accepts NULL */
+vla_status vlai_id_encoder_run(vlai_id_encoder *encoder, const char *text, size_t size, vlai_ids *out, vla_error *err);
 /* Appends the bytes that the ids stand for; `skip_special` leaves out tokens marked special. */
 vla_status vlai_tokenizer_decode(const vlai_tokenizer *tok, const int32_t *ids, size_t count, bool skip_special,
                                  vlai_text *out, vla_error *err);

@@ -20,8 +20,8 @@ typedef struct candidate {
     int32_t at, id;
 } candidate;
 
-/* What one call of encode holds. */
-typedef struct encoder {
+/* What encoding holds: buffers stay from call to call. */
+typedef struct vlai_id_encoder {
     const vlai_tokenizer *tok;
     pcre2_match_data *matches[TOKENIZER_MAX_SPLITS];
     pcre2_match_context *limits;
@@ -33,6 +33,8 @@ typedef struct encoder {
     tokenizer_piece_fn piece; /* NULL: merge */
     void *user;
 } encoder;
+
+enum { SYMBOLS = 256 }; /* that there is room for from the start: few words are longer */
 
 static bool is_ascii(const char *text, size_t size)
 {
@@ -378,48 +380,93 @@ static vla_status cut(encoder *e, bool raw, const char *text, size_t size, vla_e
 
 static vla_status run(encoder *e, const char *text, size_t size, vla_error *err)
 {
-    const vlai_tokenizer *tok = e->tok;
     size_t valid = vlai_utf8_check(text, size);
     if (valid != size)
         return vlai_fail(err, VLA_E_INVALID, "text to tokenise is not valid UTF-8 at byte %zu (0x%02x): '%.*s...'", valid,
                          (uint8_t)text[valid], (int)(valid < 60 ? valid : 60), text);
-    vla_status status = VLA_OK;
-    e->limits = pcre2_match_context_create(tok->general);
-    if (!e->limits) {
-        status = vlai_nomem(err, 64);
-        goto done;
-    }
     /* A sound pattern backtracks at most a few times per byte; a pattern that takes exponential time ends in an error. */
     pcre2_set_match_limit(e->limits, (uint32_t)(size < 1u << 26 ? 10000 + 16 * size : UINT32_MAX));
-    for (int i = 0; i < tok->split_count; i++) {
-        e->matches[i] = pcre2_match_data_create(1, tok->general);
-        if (!e->matches[i]) {
-            status = vlai_nomem(err, 64);
-            goto done;
-        }
-    }
-    status = cut(e, true, text, size, err);
-done:
+    return cut(e, true, text, size, err);
+}
+
+static void encoder_fini(encoder *e)
+{
     pcre2_match_context_free(e->limits);
-    for (int i = 0; i < tok->split_count; i++)
+    for (int i = 0; i < e->tok->split_count; i++)
         pcre2_match_data_free(e->matches[i]);
     vlai_free(e->symbols);
     vlai_free(e->heap);
-    return status;
+}
+
+/* The buffers of the search; on failure encoder_fini releases what there is. */
+static vla_status encoder_init(encoder *e, const vlai_tokenizer *tok, vla_error *err)
+{
+    *e = (encoder){.tok = tok};
+    e->limits = pcre2_match_context_create(tok->general);
+    bool whole = e->limits != NULL;
+    for (int i = 0; i < tok->split_count && whole; i++)
+        whole = (e->matches[i] = pcre2_match_data_create(1, tok->general)) != NULL;
+    return whole ? VLA_OK : vlai_nomem(err, 64);
+}
+
+vla_status vlai_id_encoder_create(const vlai_tokenizer *tok, vlai_id_encoder **out, vla_error *err)
+{
+    *out = NULL;
+    encoder *e = vlai_alloc(sizeof *e);
+    if (!e)
+        return vlai_nomem(err, sizeof *e);
+    vla_status status = encoder_init(e, tok, err);
+    e->symbols = vlai_array(SYMBOLS, sizeof *e->symbols);
+    e->heap = vlai_array(2 * SYMBOLS, sizeof *e->heap);
+    if (status == VLA_OK && (!e->symbols || !e->heap))
+        status = vlai_nomem(err, SYMBOLS * sizeof *e->symbols);
+    e->symbol_capacity = SYMBOLS;
+    e->heap_capacity = 2 * SYMBOLS;
+    if (status != VLA_OK) {
+        vlai_id_encoder_destroy(e);
+        return status;
+    }
+    *out = e;
+    return VLA_OK;
+}
+
+void vlai_id_encoder_destroy(vlai_id_encoder *e)
+{
+    if (!e)
+        return;
+    encoder_fini(e);
+    vlai_free(e);
+}
+
+vla_status vlai_id_encoder_run(vlai_id_encoder *e, const char *text, size_t size, vlai_ids *out, vla_error *err)
+{
+    e->out = out;
+    return run(e, text, size, err);
 }
 
 vla_status vlai_tokenizer_encode(const vlai_tokenizer *tok, const char *text, size_t size, vlai_ids *out, vla_error *err)
 {
-    encoder e = {.tok = tok, .out = out};
-    return run(&e, text, size, err);
+    encoder e;
+    vla_status status = encoder_init(&e, tok, err);
+    e.out = out;
+    if (status == VLA_OK)
+        status = run(&e, text, size, err);
+    encoder_fini(&e);
+    return status;
 }
 
 vla_status vlai_tokenizer_pieces(const vlai_tokenizer *tok, const char *text, size_t size, tokenizer_piece_fn piece,
                                  void *user, vla_error *err)
 {
     vlai_ids ids = {0}; /* of added tokens, not wanted here */
-    encoder e = {.tok = tok, .out = &ids, .piece = piece, .user = user};
-    vla_status status = run(&e, text, size, err);
+    encoder e;
+    vla_status status = encoder_init(&e, tok, err);
+    e.out = &ids;
+    e.piece = piece;
+    e.user = user;
+    if (status == VLA_OK)
+        status = run(&e, text, size, err);
+    encoder_fini(&e);
     vlai_ids_fini(&ids);
     return status;
 }

@@ -167,14 +167,17 @@ static vla_status make_fitting_plan(vlai_plans *p, vlai_bucket *b, vla_error *er
         VLA_TRY(make_plan(p, b, mode, err));
         vlai_plan_need own = vlai_plan_needs(p->executor, b->plan);
         size_t need = held + own.arena + own.scratch;
-        vlai_text_printf(&line, "%s%s needs %.2f GB", line.size ? ", " : "", names[mode], 1e-9 * (double)need);
+        vlai_text_printf(&line, "%s%s needs %.3f GB", line.size ? ", " : "", names[mode], 1e-9 * (double)need);
         if (mode == VLA_RECOMPUTE_LAYER || need <= room)
             break;
         vla_plan_destroy(b->plan);
         b->plan = NULL;
     }
-    if (mode != p->recompute || p->count == 1)
-        vlai_info("memory.recompute auto: %s, %.2f GB are there: %s", line.data ? line.data : "", 1e-9 * (double)room, names[mode]);
+    if (mode != p->recompute || p->count == 1) {
+        if (room < SIZE_MAX)
+            vlai_text_printf(&line, ", %.3f GB are there", 1e-9 * (double)room);
+        vlai_info("memory.recompute auto: %s: %s", line.data ? line.data : "", names[mode]);
+    }
     vlai_text_fini(&line);
     p->recompute = mode;
     return VLA_OK;

@@ -145,6 +145,7 @@ vla_status vlai_wallx_assemble(vlai_wallx_assembly *a, const vlai_contract *cont
         .time = to.time,
         .state = to.state,
         .state_mask = to.state_mask,
+        .scratch = &a->scratch,
     };
     return VLA_OK;
 }
@@ -153,6 +154,7 @@ void vlai_wallx_assembly_fini(vlai_wallx_assembly *a)
 {
     vlai_free(a->buffer);
     vlai_free(a->samples);
+    vlai_free(a->scratch.data);
     vlai_token_batch_fini(&a->padded);
     *a = (vlai_wallx_assembly){0};
 }

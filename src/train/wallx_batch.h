@@ -14,6 +14,7 @@ typedef struct vlai_wallx_assembly {
     size_t sample_capacity;
     vlai_token_batch padded;
     float mean[3], std[3];
+    vlai_wallx_scratch scratch; /* of filling */
 } vlai_wallx_assembly;
 
 /* `sampler`: NULL for the packed layout, else pads as the reference's collator does. */

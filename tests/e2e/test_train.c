@@ -255,7 +255,7 @@ static void launchers_run(void **state)
                  tiny_root, run, VLA_TEST_PROGRAM, VLA_TEST_ROOT, kinds[i], run, VLA_TEST_PROGRAM, VLA_TEST_ROOT, kinds[i]);
         if (system(command) != 0)
             fail_msg("%s\n%s", command, tiny_read("log", NULL));
-        tiny_said("no GPU support in this build: starting one CPU rank");
+        tiny_said("no GPU that this build can use: starting one CPU rank");
         char *text = tiny_read("log", NULL);
         assert_int_equal(strstr(text, "[WALLX_PERF] WALLX_PERF_ALLOC=1") != NULL, i == 0);
         assert_int_equal(strstr(text, "[WALLX_PERF]") != NULL, i == 0);
