@@ -22,6 +22,13 @@ typedef struct vlai_parity_model {
 vla_status vlai_parity_model_open(vlai_parity_case *c, bool with_weights, bool accumulate, vlai_parity_model *m, vla_error *err);
 void vlai_parity_model_close(vlai_parity_model *m);
 
+/* What a bf16 run is held to: twice the reference's own distance from its fp32, as the case recorded it for `what` (and
+ * its `statistic`, or NULL). 0 when the case recorded none. */
+double vlai_parity_bf16_bound(const vlai_parity_case *c, const char *what, const char *statistic);
+/* Compares every tensor of a file with the store's tensor of that kind; gradients are scaled by `weight` first. */
+vla_status vlai_parity_compare_store(vlai_parity_case *c, const vlai_parity_model *m, const vlai_safetensors *st, vla_store_kind kind,
+                                     double weight, vla_error *err);
+
 /* How the case's graphs are planned. */
 vla_plan_options vlai_parity_plan(const vlai_parity_model *m);
 

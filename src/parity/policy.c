@@ -12,8 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What a bf16 run is held to: twice the reference's own distance from its fp32. */
-static double bf16_bound(const vlai_parity_case *c, const char *what, const char *statistic)
+double vlai_parity_bf16_bound(const vlai_parity_case *c, const char *what, const char *statistic)
 {
     const json_t *v = json_object_get(json_object_get(c->meta, "bf16"), what);
     if (statistic)
@@ -32,7 +31,7 @@ static vla_status build_run(const vlai_parity_model *m, vla_graph *graph, vla_pl
 static double bf16_step_bound(const vlai_parity_case *c)
 {
     const json_t *own = json_object_get(json_object_get(c->meta, "bf16"), "step_losses_fsdp"), *steps = json_object_get(c->meta, "steps");
-    double worst = bf16_bound(c, "loss", NULL) / 2;
+    double worst = vlai_parity_bf16_bound(c, "loss", NULL) / 2;
     for (size_t s = 0; s < json_array_size(own) && s < json_array_size(steps); s++) {
         double exact = json_number_value(json_object_get(json_array_get(steps, s), "loss"));
         worst = fmax(worst, fabs(json_number_value(json_array_get(own, s)) - exact) / fabs(exact));
@@ -330,9 +329,8 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Compares every tensor of a file with the store's tensor of that kind. */
-static vla_status compare_store(vlai_parity_case *c, const vlai_parity_model *m, const vlai_safetensors *st, vla_store_kind kind,
-                                double weight, vla_error *err)
+vla_status vlai_parity_compare_store(vlai_parity_case *c, const vlai_parity_model *m, const vlai_safetensors *st, vla_store_kind kind,
+                                     double weight, vla_error *err)
 {
     vlai_arena arena = {0};
     bool gradients = kind == VLA_STORE_GRADIENT, bf16 = m->numerics != VLA_FP32;
@@ -378,7 +376,7 @@ static vla_status compare_store(vlai_parity_case *c, const vlai_parity_model *m,
                 bound = 1e-8;
             }
             if (bf16)
-                bound = bf16_bound(c, gradients ? "grads" : "after_fsdp", "worst");
+                bound = vlai_parity_bf16_bound(c, gradients ? "grads" : "after_fsdp", "worst");
             errors[compared++] = error;
             vlai_parity_report(c, gradients ? "grads" : "after", view->name, error, bound);
             vlai_arena_fini(&one);
@@ -388,7 +386,7 @@ static vla_status compare_store(vlai_parity_case *c, const vlai_parity_model *m,
         double median = errors[compared / 2];
         if (bf16)
             vlai_parity_report(c, gradients ? "grads_median" : "after_median", "median over tensors", median,
-                               bf16_bound(c, gradients ? "grads" : "after_fsdp", "median"));
+                               vlai_parity_bf16_bound(c, gradients ? "grads" : "after_fsdp", "median"));
         else if (!gradients && m->bound.after_median > 0)
             vlai_parity_report(c, "after_median", "median over tensors", median, m->bound.after_median);
     }
@@ -467,13 +465,40 @@ static void compare_statuses(vlai_parity_case *c, const vlai_parity_model *m, co
     }
 }
 
+static vla_status compare_gradients(vlai_parity_case *c, const vlai_parity_model *m, const vla_gradient_status *status, vla_error *err)
+{
+    vlai_safetensors *grads;
+    VLA_TRY(vlai_parity_open(c, "grads.safetensors", &grads, err));
+    vla_status result = vlai_parity_compare_store(c, m, grads, VLA_STORE_GRADIENT, 1.0, err);
+    vlai_safetensors_close(grads);
+    compare_statuses(c, m, status);
+    return result;
+}
+
+/* A case without optimiser steps: loss and gradients of its first batch. */
+static vla_status run_backward(vlai_parity_case *c, vlai_parity_model *m, vla_gradient_status *status, vla_error *err)
+{
+    const json_t *batch = json_array_get(json_object_get(c->meta, "batches"), 0);
+    vlai_arena arena = {0};
+    micro_result micro = {.status = status};
+    float *loss = NULL;
+    vla_status result = run_micro(c, m, json_string_value(json_object_get(batch, "prefix")), 1, &micro, err);
+    if (result == VLA_OK)
+        result = vlai_parity_floats(&arena, m->outputs, "loss", &loss, NULL, err);
+    if (loss)
+        vlai_parity_report(c, "loss", "loss", relative(micro.loss, (double)loss[0]),
+                           m->numerics != VLA_FP32 ? vlai_parity_bf16_bound(c, "loss", NULL) : m->bound.loss);
+    vlai_arena_fini(&arena);
+    return result == VLA_OK ? compare_gradients(c, m, status, err) : result;
+}
+
 static vla_status run_steps(vlai_parity_case *c, vlai_parity_model *m, vla_error *err)
 {
     const json_t *steps = json_object_get(c->meta, "steps"), *batches = json_object_get(c->meta, "batches");
     vla_gradient_status *status = vlai_calloc(vla_store_count(m->store) + 1, sizeof *status);
     if (!status)
         return vlai_nomem(err, vla_store_count(m->store) * sizeof *status);
-    vla_status result = VLA_OK;
+    vla_status result = json_array_size(steps) ? VLA_OK : run_backward(c, m, status, err);
     for (size_t s = 0; s < json_array_size(steps) && result == VLA_OK; s++) {
         const json_t *step = json_array_get(steps, s), *micros = json_object_get(step, "batches");
         int64_t n = (int64_t)json_array_size(micros);
@@ -489,15 +514,8 @@ static vla_status run_steps(vlai_parity_case *c, vlai_parity_model *m, vla_error
         }
         if (result != VLA_OK)
             break;
-        if (s == 0) {
-            vlai_safetensors *grads;
-            result = vlai_parity_open(c, "grads.safetensors", &grads, err);
-            if (result == VLA_OK)
-                result = compare_store(c, m, grads, VLA_STORE_GRADIENT, 1.0, err);
-            if (result == VLA_OK)
-                vlai_safetensors_close(grads);
-            compare_statuses(c, m, status);
-        }
+        if (s == 0)
+            result = compare_gradients(c, m, status, err);
         if (result == VLA_OK)
             result = update(m, status, (int64_t)s, &norm, err);
         snprintf(label, sizeof label, "step %zu", s);
@@ -511,7 +529,7 @@ static vla_status run_steps(vlai_parity_case *c, vlai_parity_model *m, vla_error
     char path[4096];
     if (result == VLA_OK && vlai_parity_path(c, "after.safetensors", path, sizeof path, NULL) == VLA_OK &&
         vlai_safetensors_open(path, &after, NULL) == VLA_OK)
-        result = compare_store(c, m, after, VLA_STORE_WEIGHT, 1.0, err);
+        result = vlai_parity_compare_store(c, m, after, VLA_STORE_WEIGHT, 1.0, err);
     vlai_safetensors_close(after);
     vlai_free(status);
     return result;
