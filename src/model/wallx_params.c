@@ -18,6 +18,20 @@ static vla_dtype type_of(const char *name)
     return vlai_wallx_precise(name) ? VLA_PRECISE : VLA_COMPUTE;
 }
 
+int64_t vlai_wallx_inner(int64_t inner)
+{
+    return inner % 8 == 0 ? inner : (inner + 63) / 64 * 64;
+}
+
+vla_status vlai_wallx_pad(vla_store *store, const char *name, int rank, const int64_t *shape, vla_error *err)
+{
+    bool down = strstr(name, ".down_proj.weight"), up = strstr(name, ".gate_up_proj.");
+    if (!down && !up)
+        return VLA_OK;
+    int64_t inner = down ? shape[1] : shape[0] / 2, width = up && rank == 2 ? shape[1] : 1, padded = vlai_wallx_inner(inner);
+    return padded == inner ? VLA_OK : vla_store_pad(store, name, inner * width, padded * width, err);
+}
+
 static bool in_model(const vlai_wallx_config *c, const char *name)
 {
     if (!strcmp(name, "lm_head.weight"))
@@ -35,9 +49,12 @@ vla_status vlai_wallx_params(const vlai_wallx_config *config, int (*group_of)(co
     VLA_TRY(vlai_wallx_weights(config, &weights, &count, err));
     vla_status status = VLA_OK;
     for (size_t i = 0; i < count && status == VLA_OK; i++)
-        if (in_model(config, weights[i].name))
-            status = vla_store_add(store, weights[i].name, type_of(weights[i].name), weights[i].rank, weights[i].shape,
-                                   group_of ? group_of(weights[i].name, user) : 0, err);
+        if (in_model(config, weights[i].name)) {
+            const vlai_wallx_weight *w = &weights[i];
+            status = vla_store_add(store, w->name, type_of(w->name), w->rank, w->shape, group_of ? group_of(w->name, user) : 0, err);
+            if (status == VLA_OK)
+                status = vlai_wallx_pad(store, w->name, w->rank, w->shape, err);
+        }
     vlai_free(weights);
     return status;
 }

@@ -106,6 +106,7 @@ vla_status vlai_parity_vision(vlai_parity_case *c, vla_error *err)
     for (size_t i = 0; i < vlai_safetensors_count(m.weights); i++) {
         const vlai_tensor_view *w = vlai_safetensors_at(m.weights, i);
         VLA_TRY_GOTO(vla_store_add(m.store, w->name, VLA_COMPUTE, w->rank, w->shape, 0, err), done);
+        VLA_TRY_GOTO(vlai_wallx_pad(m.store, w->name, w->rank, w->shape, err), done);
     }
     VLA_TRY_GOTO(vla_store_allocate(m.store, m.numerics, VLA_STORE_TRAIN, err), done);
     for (size_t i = 0; i < vlai_safetensors_count(m.weights); i++) {
