@@ -2,7 +2,7 @@
 BUILD ?= build
 JOBS ?= $(shell nproc)
 
-.PHONY: all deps demo test bench check-long gpu-bundle gpu-test install clean
+.PHONY: all deps demo test bench check-long gpu-bundle gpu-test gpu-bench install clean
 all: $(BUILD)/build.ninja
 	@ninja -C $(BUILD) -j $(JOBS) vla_program
 
@@ -29,12 +29,16 @@ bench: $(BUILD)/build.ninja
 check-long: $(BUILD)/build.ninja
 	@LONG=1 tests/run $(BUILD)
 
-# Everything that a machine with a GPU and nothing of ours needs beside a checkout, in .gpu/; then, over there, its tests.
+# Everything that a machine with a GPU and nothing of ours needs beside a checkout, in .gpu/; then, over there, its tests
+# and measurements.
 gpu-bundle:
 	@tools/gpu-bundle
 
 gpu-test:
 	@tools/gpu-test
+
+gpu-bench:
+	@tools/gpu-bench
 
 install: all
 	@ninja -C $(BUILD) -j $(JOBS) vla_shared

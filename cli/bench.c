@@ -7,6 +7,7 @@
 
 #include "base/fail.h"
 #include "optim/settings.h"
+#include "train/device.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -20,7 +21,7 @@ static const char help[] =
     "micro-batches, one row per batch: median step of the second half of the steps, samples/s, model FLOPs, memory, clock and\n"
     "power at the end, losses at iterations 1, 5, 10, 20 and 29. On a GPU it first measures the copy bandwidth and a bf16\n"
     "product of 8192^3 on the warm device. A batch that memory does not hold is a row too.\n\n"
-    "  --device cpu|cuda|cuda:N  (cuda where this build and machine have it)\n"
+    "  --device cpu|cuda|cuda:N|auto  (training.device; auto: cuda where this build and machine have it)\n"
     "  --batches N,N,...|auto    samples per micro-batch (hyperparams.batch_size_per_gpu); the scan ends at the first that does\n"
     "                            not fit; auto: 4,8,16,20,26,32,48,64,72,80,96,128\n"
     "  --batch N                 the same for one\n"
@@ -298,17 +299,6 @@ static vla_status all_rows(table *t, const int64_t *batches, int batch_count, co
     return VLA_OK;
 }
 
-/* The device that a measurement without --device is about. */
-static vla_status choose_device(const request *r, const char **device, vla_executor **ex, vla_error *err)
-{
-    *device = r->device ? r->device : "cuda";
-    vla_status status = vla_executor_create_on(*device, (int)r->threads, ex, err);
-    if (status == VLA_OK || r->device)
-        return status;
-    *device = "cpu";
-    return vla_executor_create_on(*device, (int)r->threads, ex, err);
-}
-
 static vla_status set_up(const request *r, const vlai_config *train, bench_setup *s, vla_error *err)
 {
     *s = (bench_setup){.train = train, .threads = (int)r->threads, .steps = r->steps, .limit = (size_t)(r->limit * 1e9), .recompute = -1, .profile = r->profile};
@@ -334,6 +324,7 @@ static vla_status bench(const request *r, const vlai_config *train, FILE *out, v
     int batch_count = 1, numerics_count = 1;
     bench_setup setup;
     vlai_device_facts facts;
+    char device[VLAI_DEVICE_NAME];
     vla_executor *ex;
     if (r->loader)
         return bench_loader(train, r->seconds, r->json, out, err);
@@ -342,7 +333,9 @@ static vla_status bench(const request *r, const vlai_config *train, FILE *out, v
     if (r->numerics)
         VLA_TRY(parse_numerics(r->numerics, numerics, &numerics_count, err));
     VLA_TRY(set_up(r, train, &setup, err));
-    VLA_TRY(choose_device(r, &setup.device, &ex, err));
+    VLA_TRY(vlai_device_choose(r->device ? r->device : train->training.device, device, err));
+    setup.device = device;
+    VLA_TRY(vla_executor_create_on(device, (int)r->threads, &ex, err));
     if (!r->numerics)
         numerics[0] = vlai_settings_numerics(train, strcmp(setup.device, "cpu") != 0);
     vla_status status = vlai_device_facts_get(ex, &facts, err);

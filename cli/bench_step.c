@@ -6,6 +6,7 @@
 #include "exec/executor.h"
 #include "model/wallx_plan.h"
 #include "optim/settings.h"
+#include "train/device.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -44,7 +45,7 @@ static vla_plan_options plan_options(const bench_setup *s, const bench_row *row,
     o.numerics = row->numerics;
     o.layout = w->alloc ? VLA_MEMORY_LIFETIMES : VLA_MEMORY_FREE_LISTS;
     o.recompute = recompute;
-    o.fuse = (w->compile ? VLA_FUSE_MODEL : 0u) | (w->visual ? VLA_FUSE_VISUAL : 0u);
+    o.fuse = !strcmp(s->device, "cpu") ? 0u : (w->compile ? VLA_FUSE_MODEL : 0u) | (w->visual ? VLA_FUSE_VISUAL : 0u); /* as the trainer does */
     o.visual_layers = (int)s->model.vision.depth + 1;
     o.fast_attention = w->attention;
     o.fast = (w->compile ? VLA_FAST_SEARCH | VLA_FAST_REPLAY | VLA_FAST_LANES | VLA_FAST_UPDATE : 0u) | (w->visual ? VLA_FAST_SEARCH : 0u) |
@@ -75,6 +76,17 @@ static vla_status make_store(const bench_setup *s, bench_row *row, engine *e, vl
     return VLA_OK;
 }
 
+/* What does not fit is known before anything is allocated, with the room that the trainer leaves too. */
+static vla_status check_room(const bench_setup *s, const bench_row *row, const engine *e, vla_error *err)
+{
+    size_t held = vlai_store_held(e->store), need = vlai_plan_held(e->executor, e->plan), room = vlai_device_room(e->executor, s->limit, held);
+    size_t update = e->update_plan ? vlai_plan_held(e->executor, e->update_plan) : 0;
+    need = held + (need > update ? need : update);
+    if (!e->device || need <= room)
+        return VLA_OK;
+    return vlai_fail(err, VLA_E_DEVICE_NOMEM, "%lld samples: %.2f GB, of %.2f GB that there are", (long long)row->batch, (double)need * 1e-9, (double)room * 1e-9);
+}
+
 static vla_status make_runs(const bench_setup *s, bench_row *row, vla_recompute recompute, engine *e, vla_error *err)
 {
     const vla_plan_options o = plan_options(s, row, recompute);
@@ -88,8 +100,10 @@ static vla_status make_runs(const bench_setup *s, bench_row *row, vla_recompute 
         VLA_TRY(vlai_wallx_plan_training(&s->model, &e->work.shape, e->store, false, &o, e->gradients, &e->plan, err));
         VLA_TRY(vla_graph_adamw(e->store, e->gradients, &adamw, &update, err));
         VLA_TRY(vla_plan_build(update, &o, &e->update_plan, err));
-        VLA_TRY(vla_executor_reserve(e->executor, e->update_plan, err));
     }
+    VLA_TRY(check_room(s, row, e, err));
+    if (e->update_plan)
+        VLA_TRY(vla_executor_reserve(e->executor, e->update_plan, err));
     row->plan_seconds = vlai_now() - start;
     start = vlai_now();
     VLA_TRY(vla_run_create(e->executor, e->plan, e->store, &e->run, err));
