@@ -79,9 +79,11 @@ static vla_status make_store(const bench_setup *s, bench_row *row, engine *e, vl
 /* What does not fit is known before anything is allocated, with the room that the trainer leaves too. */
 static vla_status check_room(const bench_setup *s, const bench_row *row, const engine *e, vla_error *err)
 {
-    size_t held = vlai_store_held(e->store), need = vlai_plan_held(e->executor, e->plan), room = vlai_device_room(e->executor, s->limit, held);
-    size_t update = e->update_plan ? vlai_plan_held(e->executor, e->update_plan) : 0;
-    need = held + (need > update ? need : update);
+    size_t held = vlai_store_held(e->store), room = vlai_device_room(e->executor, s->limit, held);
+    vlai_plan_need a = vlai_plan_needs(e->executor, e->plan), b = {0, 0};
+    if (e->update_plan)
+        b = vlai_plan_needs(e->executor, e->update_plan);
+    size_t need = held + (a.arena > b.arena ? a.arena : b.arena) + (a.scratch > b.scratch ? a.scratch : b.scratch);
     if (!e->device || need <= room)
         return VLA_OK;
     return vlai_fail(err, VLA_E_DEVICE_NOMEM, "%lld samples: %.2f GB, of %.2f GB that there are", (long long)row->batch, (double)need * 1e-9, (double)room * 1e-9);
