@@ -32,7 +32,7 @@ void FN(rms_norm)(const vlai_cpu_call *call)
     vlai_run(call, vlai_tiles(vlai_rows(&call->in[0]), vlai_tile_rows(2 * vlai_cols(&call->in[0]))), L(rms_norm_tile));
 }
 
-/* dx = r (w dy) - x r^3 mean(w dy x) + add. dx may lie over dy or over add. */
+/* dx = r (w dy) - x r^3 mean(w dy x) + add, and y = x r w where it is wanted once more. dx may lie over dy or over add. */
 VLAI_CLONES static void L(rms_norm_grad_tile)(void *context, int64_t tile, int thread)
 {
     (void)thread;
@@ -50,6 +50,9 @@ VLAI_CLONES static void L(rms_norm_grad_tile)(void *context, int64_t tile, int t
         else
             VLAI_SUM(sum, cols, (double)dy[i] * (double)x[i]);
         real a = (real)r, b = (real)(r * r * r * (sum / (double)cols));
+        real *y = call->out[2].data ? (real *)call->out[2].data + row * cols : NULL;
+        for (int64_t i = 0; y && w && i < cols; i++)
+            y[i] = x[i] * a * w[i];
         if (w && add)
             for (int64_t i = 0; i < cols; i++)
                 dx[i] = a * (w[i] * dy[i]) - x[i] * b + add[i];

@@ -157,7 +157,7 @@ int8_t vlai_outputs_of(const vlai_node *node)
     switch (node->op) {
     case VLAI_OP_split_cols: return (int8_t)node->attrs.split.n;
     case VLAI_OP_matmul: return node->attrs.matmul.sums == VLA_DTYPE_NONE ? 1 : 2;
-    case VLAI_OP_rms_norm_backward: return node->n_inputs > 3 && node->inputs[3] != VLA_NONE ? 2 : 1;
+    case VLAI_OP_rms_norm_backward: return node->n_inputs < 4 || node->inputs[3] == VLA_NONE ? 1 : node->attrs.norm.again ? 3 : 2;
     case VLAI_OP_qkv_rope_grad: return node->n_inputs > 4 && node->inputs[4] != VLA_NONE ? 2 : 1;
     default: return vlai_ops[node->op].outputs;
     }

@@ -62,7 +62,7 @@ typedef struct vlai_chain {
 typedef union vlai_attrs {
     struct { int transpose_a, transpose_b; vla_dtype dtype, sums; } matmul;                     /* of the result; of the sums, or none */
     struct { double value; vla_dtype dtype; int rank; int64_t shape[VLA_MAX_RANK]; } fill;      /* fill, reshape, scale, cast */
-    struct { double eps; vla_dtype dtype; } norm;                                               /* dtype: of dweight */
+    struct { double eps; vla_dtype dtype; int again; } norm;                                    /* dtype: of dweight */
     vla_rope_options rope_table;
     struct { int head_dim, inverse, heads; } rope;        /* heads: how many of a row's are rotated (qkv_rope) */
     vla_attention_options attention;

@@ -91,6 +91,16 @@ __global__ void __launch_bounds__(THREADS) column_total_kernel(const float *part
     y[col] = from_float<Y>(sum);
 }
 
+/* y [C] = the partial sums [chunks, C] added in order. */
+static inline int column_total(const vlai_cuda_call *call, const vlai_cuda_tensor &y, const float *partial, int64_t chunks, int64_t cols)
+{
+    return with_type(y.dtype, [&](auto ty) {
+        using Y = typename decltype(ty)::is;
+        column_total_kernel<<<blocks_for(cols, WARP), THREADS, 0, stream_of(call)>>>(partial, (Y *)y.data, chunks, cols);
+        return launched();
+    });
+}
+
 template <class TERM>
 static int column_sum(const vlai_cuda_call *call, const vlai_cuda_tensor &y, TERM term, int64_t rows, int64_t cols)
 {
@@ -98,11 +108,7 @@ static int column_sum(const vlai_cuda_call *call, const vlai_cuda_tensor &y, TER
     int64_t chunks = column_chunks(rows, cols), chunk = (rows + chunks - 1) / chunks;
     dim3 grid(blocks_for(cols, COLUMN_TILE), (unsigned)chunks);
     column_partial_kernel<<<grid, THREADS, 0, stream_of(call)>>>(term, partial, rows, cols, chunk);
-    return with_type(y.dtype, [&](auto ty) {
-        using Y = typename decltype(ty)::is;
-        column_total_kernel<<<blocks_for(cols, WARP), THREADS, 0, stream_of(call)>>>(partial, (Y *)y.data, chunks, cols);
-        return launched();
-    });
+    return column_total(call, y, partial, chunks, cols);
 }
 
 /* 8 columns from `col`, zeros past the last. */

@@ -3,19 +3,24 @@
  *     rms_norm              x [N,C], w [C] or none -> y = x r w, r [N] = 1/sqrt(mean(x^2) + eps) (fp32)
  *     rms_norm_grad         dy, x [N,C], r, w      -> dx = r (w dy) - x r^3 mean(w dy x)
  *     rms_norm_grad_weight  dy, x [N,C], r         -> dw [C] = sum over rows of dy x r
+ *     rms_norm_backward     dy, x, r, w, add       -> dx + add, dw, and y = x r w once more where it is wanted
  *
  * Rows of up to 2048 columns (a multiple of 8): a warp per row, the row kept in registers as it is stored, so x (and dy)
  * are read once: 2 N C and 3 N C elements of traffic. Other rows: a block per row, which reads the row again, from cache.
- * Expected: 0.9 of copy bandwidth at C = 1280 and 2048. dx may lie over dy: a row is read before it is written. */
+ *
+ * rms_norm_backward, up to 4096 columns: a thread owns 8 neighbouring columns and goes down the rows of its block, two at a
+ * time while the next two are on their way; sums of dw stay in its registers until the rows are done. 4 N C elements (5 with y), and
+ * the partial sums [blocks, C] in fp32, written and read once, from L2. Blocks follow from the shape alone.
+ * Expected: 0.9 of copy bandwidth at C = 1280 and 2048. dx may lie over dy or add: a row is read before it is written. */
 #include "kernels/columns.cuh"
 
 namespace {
 
 enum { ROW_THREADS = 128, LANE = 8, WARP_COLS = WARP * LANE };
 
-template <class X, class W, class Y, int PACKS>
+template <class X, class W, int PACKS>
 __global__ void __launch_bounds__(ROW_THREADS)
-    norm_warp_kernel(const X *x, const W *w, Y *y, float *rstd, int64_t rows, int cols, float eps)
+    norm_warp_kernel(const X *x, const W *w, X *y, float *rstd, int64_t rows, int cols, float eps)
 {
     int64_t row = (int64_t)blockIdx.x * (ROW_THREADS / WARP) + threadIdx.x / WARP;
     int lane = threadIdx.x % WARP;
@@ -59,16 +64,15 @@ __global__ void __launch_bounds__(ROW_THREADS)
                 for (int i = 0; i < LANE; i++)
                     v[i] *= u[i];
             }
-            pack<Y, LANE> py;
-            py.set(v);
-            py.store(y + row * cols + col);
+            p[k].set(v);
+            p[k].store(y + row * cols + col);
         }
     }
 }
 
-template <class X, class W, class Y, int V>
+template <class X, class W, int V>
 __global__ void __launch_bounds__(THREADS)
-    norm_block_kernel(const X *x, const W *w, Y *y, float *rstd, int64_t cols, float eps)
+    norm_block_kernel(const X *x, const W *w, X *y, float *rstd, int64_t cols, float eps)
 {
     int64_t row = blockIdx.x;
     x += row * cols;
@@ -100,9 +104,8 @@ __global__ void __launch_bounds__(THREADS)
 #pragma unroll
         for (int k = 0; k < V; k++)
             v[k] = w ? v[k] * r * u[k] : v[k] * r;
-        pack<Y, V> py;
-        py.set(v);
-        py.store(y + row * cols + i);
+        p.set(v);
+        p.store(y + row * cols + i);
     }
 }
 
@@ -237,9 +240,143 @@ template <class D, class X> struct weight_term {
     }
 };
 
-bool fits_warp(int64_t cols, bool vector)
+/* f(packs of a lane) for rows of at most 2048 columns: the fewest that hold a row. False: wider, or not in packs. */
+template <class F> bool with_packs(int64_t cols, bool vector, F f)
 {
-    return vector && cols <= 8 * WARP_COLS;
+    if (!vector || cols > 8 * WARP_COLS)
+        return false;
+    if (cols <= 2 * WARP_COLS)
+        f(std::integral_constant<int, 2>{});
+    else if (cols <= 4 * WARP_COLS)
+        f(std::integral_constant<int, 4>{});
+    else if (cols <= 5 * WARP_COLS)
+        f(std::integral_constant<int, 5>{});
+    else
+        f(std::integral_constant<int, 8>{});
+    return true;
+}
+
+/* --- everything of the backward in one pass --- */
+
+enum { PAIR = 2, MOST_THREADS = 512, FUSED_COLS = MOST_THREADS * LANE, FUSED_THREADS = 132 * 512 };
+
+/* The rows of a block, and how many blocks: about two blocks of 256 threads for each of 132 multiprocessors. */
+struct row_blocks {
+    int threads;
+    int64_t blocks, rows;
+};
+
+row_blocks row_blocks_of(int64_t rows, int64_t cols)
+{
+    row_blocks b;
+    b.threads = (int)((cols / LANE + WARP - 1) / WARP * WARP);
+    int64_t most = (rows + PAIR - 1) / PAIR, wanted = FUSED_THREADS / (b.threads ? b.threads : 1);
+    b.blocks = wanted < most ? wanted : most;
+    b.rows = b.blocks ? (rows + b.blocks - 1) / b.blocks : 0;
+    b.blocks = b.rows ? (rows + b.rows - 1) / b.rows : 0;
+    return b;
+}
+
+/* A pair of rows as one thread sees it. */
+template <class D, class X> struct row_pair {
+    pack<D, LANE> dy[PAIR];
+    pack<X, LANE> x[PAIR], add[PAIR];
+    float rstd[PAIR];
+};
+
+template <class D, class X>
+__device__ inline void load_pair(row_pair<D, X> &p, const D *dy, const X *x, const float *rstd, const X *add, int64_t row, int64_t end,
+                                 int64_t cols, bool mine)
+{
+#pragma unroll
+    for (int k = 0; k < PAIR; k++)
+        if (row + k < end && mine) {
+            p.dy[k].load(dy + k * cols);
+            p.x[k].load(x + k * cols);
+            if (add)
+                p.add[k].load(add + k * cols);
+            p.rstd[k] = rstd[row + k];
+        }
+}
+
+/* partial [blocks, C]: the sums of dw over a block's rows. partial, y: NULL when not wanted. */
+template <class D, class X, class W>
+__global__ void __launch_bounds__(MOST_THREADS)
+    norm_backward_kernel(const D *dy, const X *x, const float *rstd, const W *w, const X *add, X *dx, X *y, float *partial, int64_t rows,
+                         int64_t cols, int64_t block_rows)
+{
+    __shared__ float sums[2][PAIR][WARP];
+    int col = threadIdx.x * LANE, warps = blockDim.x / WARP, warp = threadIdx.x / WARP, turn = 0;
+    bool mine = col < cols;
+    int64_t row = blockIdx.x * block_rows, end = row + block_rows < rows ? row + block_rows : rows;
+    int64_t at = row * cols + col;
+    float weight[LANE], dw[LANE] = {0};
+#pragma unroll
+    for (int i = 0; i < LANE; i++)
+        weight[i] = 1;
+    if (w && mine) {
+        pack<W, LANE> pw;
+        pw.load(w + col);
+        pw.get(weight);
+    }
+    row_pair<D, X> now, next;
+    load_pair(now, dy + at, x + at, rstd, add ? add + at : nullptr, row, end, cols, mine);
+    for (; row < end; row += PAIR) {
+        at = row * cols + col;
+        int64_t ahead = at + PAIR * cols;
+        load_pair(next, dy + ahead, x + ahead, rstd, add ? add + ahead : nullptr, row + PAIR, end, cols, mine);
+#pragma unroll
+        for (int k = 0; k < PAIR; k++) {
+            float sum = 0;
+            if (row + k < end && mine) {
+                float vx[LANE], vd[LANE];
+                now.x[k].get(vx);
+                now.dy[k].get(vd);
+#pragma unroll
+                for (int i = 0; i < LANE; i++)
+                    sum += weight[i] * vd[i] * vx[i];
+            }
+            sum = warp_sum(sum);
+            if (threadIdx.x % WARP == 0)
+                sums[turn][k][warp] = sum;
+        }
+        __syncthreads(); /* the other half of `sums` is written next, so that one barrier a turn is enough */
+#pragma unroll
+        for (int k = 0; k < PAIR; k++)
+            if (row + k < end && mine) {
+                float mean = 0, vx[LANE], vd[LANE], va[LANE] = {0}, r = now.rstd[k];
+                for (int i = 0; i < warps; i++)
+                    mean += sums[turn][k][i];
+                float b = r * r * r * (mean / (float)cols);
+                now.x[k].get(vx);
+                now.dy[k].get(vd);
+                if (add)
+                    now.add[k].get(va);
+                if (y) {
+                    pack<X, LANE> py;
+                    float vy[LANE];
+#pragma unroll
+                    for (int i = 0; i < LANE; i++)
+                        vy[i] = vx[i] * r * weight[i];
+                    py.set(vy);
+                    py.store(y + at + k * cols);
+                }
+#pragma unroll
+                for (int i = 0; i < LANE; i++) {
+                    dw[i] += vd[i] * (vx[i] * r);
+                    vx[i] = r * (weight[i] * vd[i]) - vx[i] * b + va[i];
+                }
+                now.x[k].set(vx);
+                now.x[k].store(dx + at + k * cols);
+            }
+        turn ^= 1;
+        now = next;
+    }
+    if (!partial || !mine)
+        return;
+    pack<float, LANE> total;
+    total.set(dw);
+    total.store(partial + blockIdx.x * cols + col);
 }
 
 } // namespace
@@ -255,23 +392,24 @@ extern "C" int vlai_cuda_rms_norm(const vlai_cuda_call *call)
     int64_t rows = rows_of(x), cols = cols_of(x);
     bool vector = cols % LANE == 0 && aligned(x.data) && aligned(w.data) && aligned(y.data);
     float eps = (float)call->node->attrs.norm.eps;
-    return with_types(x.dtype, w.data ? w.dtype : x.dtype, y.dtype, [&](auto tx, auto tw, auto ty) {
+    if (y.data && y.dtype != x.dtype)
+        return (int)cudaErrorInvalidValue;
+    return with_types(x.dtype, w.data ? w.dtype : x.dtype, [&](auto tx, auto tw) {
         using X = typename decltype(tx)::is;
         using W = typename decltype(tw)::is;
-        using Y = typename decltype(ty)::is;
         const X *px = (const X *)x.data;
         const W *pw = (const W *)w.data;
-        Y *py = (Y *)y.data;
+        X *py = (X *)y.data;
         float *pr = (float *)rstd.data;
-        unsigned blocks = blocks_for(rows, ROW_THREADS / WARP);
-        if (fits_warp(cols, vector) && cols <= 2 * WARP_COLS)
-            norm_warp_kernel<X, W, Y, 2><<<blocks, ROW_THREADS, 0, stream_of(call)>>>(px, pw, py, pr, rows, (int)cols, eps);
-        else if (fits_warp(cols, vector))
-            norm_warp_kernel<X, W, Y, 8><<<blocks, ROW_THREADS, 0, stream_of(call)>>>(px, pw, py, pr, rows, (int)cols, eps);
-        else if (vector)
-            norm_block_kernel<X, W, Y, 8><<<(unsigned)rows, THREADS, 0, stream_of(call)>>>(px, pw, py, pr, cols, eps);
-        else
-            norm_block_kernel<X, W, Y, 1><<<(unsigned)rows, THREADS, 0, stream_of(call)>>>(px, pw, py, pr, cols, eps);
+        bool done = with_packs(cols, vector, [&](auto packs) {
+            constexpr int PACKS = decltype(packs)::value;
+            norm_warp_kernel<X, W, PACKS><<<blocks_for(rows, ROW_THREADS / WARP), ROW_THREADS, 0, stream_of(call)>>>(px, pw, py, pr, rows,
+                                                                                                                  (int)cols, eps);
+        });
+        if (!done && vector)
+            norm_block_kernel<X, W, 8><<<(unsigned)rows, THREADS, 0, stream_of(call)>>>(px, pw, py, pr, cols, eps);
+        else if (!done)
+            norm_block_kernel<X, W, 1><<<(unsigned)rows, THREADS, 0, stream_of(call)>>>(px, pw, py, pr, cols, eps);
         return launched();
     });
 }
@@ -296,14 +434,14 @@ extern "C" int vlai_cuda_rms_norm_grad(const vlai_cuda_call *call)
         const X *pa = (const X *)add.data;
         X *po = (X *)dx.data;
         const float *pr = (const float *)rstd.data;
-        unsigned blocks = blocks_for(rows, ROW_THREADS / WARP);
-        if (fits_warp(cols, vector) && cols <= 2 * WARP_COLS)
-            norm_grad_warp_kernel<D, X, W, 2><<<blocks, ROW_THREADS, 0, stream_of(call)>>>(pd, px, pr, pw, pa, po, rows, (int)cols);
-        else if (fits_warp(cols, vector))
-            norm_grad_warp_kernel<D, X, W, 8><<<blocks, ROW_THREADS, 0, stream_of(call)>>>(pd, px, pr, pw, pa, po, rows, (int)cols);
-        else if (vector)
+        bool done = with_packs(cols, vector, [&](auto packs) {
+            constexpr int PACKS = decltype(packs)::value;
+            norm_grad_warp_kernel<D, X, W, PACKS><<<blocks_for(rows, ROW_THREADS / WARP), ROW_THREADS, 0, stream_of(call)>>>(
+                pd, px, pr, pw, pa, po, rows, (int)cols);
+        });
+        if (!done && vector)
             norm_grad_block_kernel<D, X, W, 8><<<(unsigned)rows, THREADS, 0, stream_of(call)>>>(pd, px, pr, pw, pa, po, cols);
-        else
+        else if (!done)
             norm_grad_block_kernel<D, X, W, 1><<<(unsigned)rows, THREADS, 0, stream_of(call)>>>(pd, px, pr, pw, pa, po, cols);
         return launched();
     });
@@ -335,13 +473,64 @@ extern "C" int vlai_cuda_rms_norm_grad_weight(const vlai_cuda_call *call)
     return norm_weight(call, call->out[0]);
 }
 
+/* y = x r w, for rows that do not suit the fused kernel. */
+template <class X, class W>
+__global__ void __launch_bounds__(THREADS) norm_again_kernel(const X *x, const float *rstd, const W *w, X *y, int64_t n, int64_t cols)
+{
+    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (i < n) {
+        int64_t row = divide(i, cols);
+        y[i] = from_float<X>(to_float(x[i]) * rstd[row] * to_float(w[i - row * cols]));
+    }
+}
+
+static int norm_again(const vlai_cuda_call *call, const vlai_cuda_tensor &y)
+{
+    const vlai_cuda_tensor &x = call->in[1], &w = call->in[3];
+    if (y.dtype != x.dtype)
+        return (int)cudaErrorInvalidValue;
+    return with_types(x.dtype, w.dtype, [&](auto tx, auto tw) {
+        using X = typename decltype(tx)::is;
+        using W = typename decltype(tw)::is;
+        norm_again_kernel<X, W><<<blocks_for(x.elements, THREADS), THREADS, 0, stream_of(call)>>>(
+            (const X *)x.data, (const float *)call->in[2].data, (const W *)w.data, (X *)y.data, x.elements, cols_of(x));
+        return launched();
+    });
+}
+
 extern "C" size_t vlai_cuda_workspace_rms_norm_backward(const vla_graph *g, const vlai_node *node)
 {
-    return vlai_cuda_workspace_rms_norm_grad_weight(g, node);
+    const vlai_value_info &x = operand_of(g, node, 1);
+    size_t apart = column_workspace(x.shape[0], cols_of(x));
+    size_t fused = round_256((size_t)row_blocks_of(x.shape[0], cols_of(x)).blocks * (size_t)cols_of(x) * sizeof(float));
+    return apart > fused ? apart : fused;
 }
 
 extern "C" int vlai_cuda_rms_norm_backward(const vlai_cuda_call *call)
 {
-    int status = norm_weight(call, call->out[1]);
-    return status ? status : vlai_cuda_rms_norm_grad(call);
+    const vlai_cuda_tensor &dy = call->in[0], &x = call->in[1], &w = call->in[3], &add = call->in[4], &dx = call->out[0], &dw = call->out[1];
+    const vlai_cuda_tensor &y = call->out[2];
+    int64_t rows = rows_of(x), cols = cols_of(x);
+    bool fused = dx.data && x.elements && cols % LANE == 0 && cols <= FUSED_COLS && aligned(dy.data) && aligned(x.data) && aligned(w.data) &&
+                 aligned(add.data) && aligned(dx.data) && aligned(y.data);
+    if (!fused) { /* the weight's gradient first: dx may lie over dy */
+        int status = norm_weight(call, dw);
+        if (!status && y.data && x.elements)
+            status = norm_again(call, y);
+        return status ? status : vlai_cuda_rms_norm_grad(call);
+    }
+    if (dx.dtype != x.dtype || (add.data && add.dtype != x.dtype) || (y.data && y.dtype != x.dtype))
+        return (int)cudaErrorInvalidValue;
+    row_blocks b = row_blocks_of(rows, cols);
+    float *partial = dw.data ? (float *)call->workspace : nullptr;
+    int status = with_types(dy.dtype, x.dtype, w.data ? w.dtype : x.dtype, [&](auto td, auto tx, auto tw) {
+        using D = typename decltype(td)::is;
+        using X = typename decltype(tx)::is;
+        using W = typename decltype(tw)::is;
+        norm_backward_kernel<D, X, W><<<(unsigned)b.blocks, b.threads, 0, stream_of(call)>>>(
+            (const D *)dy.data, (const X *)x.data, (const float *)call->in[2].data, (const W *)w.data, (const X *)add.data, (X *)dx.data,
+            (X *)y.data, partial, rows, cols, b.rows);
+        return launched();
+    });
+    return status || !partial ? status : column_total(call, dw, partial, b.blocks, cols);
 }

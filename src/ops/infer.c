@@ -223,8 +223,10 @@ RULE(rms_norm_backward)
     VLA_TRY(vlai_infer_rms_norm_grad(g, node, out, err));
     WANT(!present(node, 3) || (operand(g, node, 3)->rank == 1 && operand(g, node, 3)->shape[0] == x->shape[1]), "a weight as long as x is wide");
     WANT(!present(node, 4) || (same_shape(operand(g, node, 4), x) && operand(g, node, 4)->dtype == x->dtype), "an addend of x's shape and type");
+    WANT(present(node, 3) || !node->attrs.norm.again, "a weight where the norm is made again");
     if (present(node, 3))
         set1(&out[1], node->attrs.norm.dtype, x->shape[1]);
+    like(&out[2], x);
     return VLA_OK;
 }
 

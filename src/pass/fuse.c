@@ -219,19 +219,26 @@ static int residual(fusion *f, size_t n)
     return 0;
 }
 
-/* rms_norm_grad, rms_norm_grad_weight of the same operands, and the sum with the gradient that went around the norm. */
+/* rms_norm_grad, rms_norm_grad_weight of the same operands, the sum with the gradient that went around the norm, and the
+ * norm itself where the backward makes it again. */
 static int norm_backward(fusion *f, size_t n)
 {
     vla_graph *g = f->g;
     const vlai_node *grad = &g->nodes[n];
     vla_value dx = grad->outputs[0], w = input(f, (int64_t)n, 3), other = VLA_NONE;
-    int64_t weight = -1, add = sole_reader(f, dx, VLAI_OP_add);
+    int64_t weight = -1, again = -1, add = sole_reader(f, dx, VLAI_OP_add);
     if (add - (int64_t)n > NEAR)
         add = -1;
     for (int i = 0; w != VLA_NONE && i < readers(f, grad->inputs[2]); i++) {
         int64_t at = (int64_t)reader(f, grad->inputs[2], i);
         if (is_op(f, at, VLAI_OP_rms_norm_grad_weight) && !memcmp(g->nodes[at].inputs, grad->inputs, 3 * sizeof *grad->inputs))
             weight = at;
+    }
+    for (int i = 0; weight >= 0 && i < readers(f, w); i++) {
+        int64_t at = (int64_t)reader(f, w, i);
+        if (is_op(f, at, VLAI_OP_rms_norm) && g->nodes[at].backward && g->nodes[at].inputs[0] == grad->inputs[1] && g->nodes[at].inputs[1] == w &&
+            is_inner(f, g->nodes[at].outputs[1], 0))
+            again = at;
     }
     if (add >= 0)
         other = g->nodes[add].inputs[g->nodes[add].inputs[0] == dx];
@@ -244,6 +251,13 @@ static int norm_backward(fusion *f, size_t n)
     if (weight >= 0) {
         node.attrs.norm.dtype = g->nodes[weight].attrs.norm.dtype;
         node.outputs[1] = g->nodes[weight].outputs[0];
+    }
+    if (again >= 0) {
+        vlai_node more = node;
+        more.attrs.norm.again = 1;
+        more.outputs[2] = g->nodes[again].outputs[0];
+        if (replace(f, more, (int64_t[]){(int64_t)n, weight, add, again}, 4))
+            return 1;
     }
     return replace(f, node, (int64_t[]){(int64_t)n, weight, add}, 3);
 }
@@ -478,7 +492,7 @@ static const struct {
 } patterns[VLAI_FUSE_COUNT] = {
     {"route", "two sums over all rows, and their zeros", VLAI_OP_add, route},
     {"attention qkv", "the copies that merge, split and join q, k, v and their gradients", VLAI_OP_attention, pack_attention},
-    {"rms_norm backward", "the sum with the residual gradient, and dy and x read twice", VLAI_OP_rms_norm_grad, norm_backward},
+    {"rms_norm backward", "the sum with the residual gradient; dy and x read twice, three times where the norm is made again", VLAI_OP_rms_norm_grad, norm_backward},
     {"matmul residual", "the product written and read once more", VLAI_OP_add, residual},
     {"swiglu backward", "gate and up read twice", VLAI_OP_swiglu_grad, swiglu_backward},
     {"matmul sums", "dy read once more for the bias", VLAI_OP_col_sum, bias_sums},

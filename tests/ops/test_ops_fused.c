@@ -36,7 +36,7 @@ static void check_norm(int64_t n, int64_t cols, bool with_weight, bool with_add)
     cases c = {.state = (uint64_t)(n * 10000 + cols)};
     tensor dy = random_tensor(&c, SHAPE2(n, cols)), x = random_tensor(&c, SHAPE2(n, cols)), rstd = random_tensor(&c, SHAPE1(n));
     tensor w = random_tensor(&c, SHAPE1(cols)), add = random_tensor(&c, SHAPE2(n, cols));
-    tensor out[2] = {result_tensor(&c, SHAPE2(n, cols)), result_tensor(&c, SHAPE1(cols))};
+    tensor out[3] = {result_tensor(&c, SHAPE2(n, cols)), result_tensor(&c, SHAPE1(cols)), result_tensor(&c, SHAPE2(n, cols))};
     for (int64_t i = 0; i < n; i++) {
         double sum = 0, r = rstd.f[i];
         for (int64_t j = 0; j < cols; j++)
@@ -45,6 +45,7 @@ static void check_norm(int64_t n, int64_t cols, bool with_weight, bool with_add)
             int64_t at = i * cols + j;
             out[0].f[at] = r * (with_weight ? w.f[j] : 1) * dy.f[at] - x.f[at] * r * r * r * sum / (double)cols + (with_add ? add.f[at] : 0);
             out[1].f[j] += dy.f[at] * x.f[at] * r;
+            out[2].f[at] = x.f[at] * r * w.f[j];
         }
     }
     if (!with_weight)
@@ -54,6 +55,9 @@ static void check_norm(int64_t n, int64_t cols, bool with_weight, bool with_add)
     vlai_node node = {.op = VLAI_OP_rms_norm_backward};
     tensor in[5] = {dy, x, rstd, w, add};
     CHECK_KERNEL(rms_norm_backward, &node, in, with_add ? 5 : 4, out, with_weight ? 2 : 1, 2e-6);
+    node.attrs.norm.again = 1;
+    if (with_weight)
+        CHECK_KERNEL(rms_norm_backward, &node, in, with_add ? 5 : 4, out, 3, 2e-6);
     vlai_arena_fini(&c.arena);
 }
 
