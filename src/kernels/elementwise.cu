@@ -176,29 +176,39 @@ int move(const vlai_cuda_call *call)
     return unary(call, same_op{});
 }
 
-/* One thread takes V neighbouring columns of a row. */
+/* A thread takes UNROLL times V neighbouring columns of a row, all loads before the first use. */
 template <class X, class Y, int V>
 __global__ void __launch_bounds__(THREADS) swiglu_kernel(const X *x, Y *y, int64_t packs, int64_t width)
 {
     constexpr bool FAST = std::is_same_v<X, bf16>;
-    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (i >= packs)
-        return;
-    int64_t row = divide(i, width / V), at = i * V + row * width; /* of gate, in x */
-    pack<X, V> pg, pu;
-    pg.load(x + at);
-    pu.load(x + at + width);
-    float gate[V], up[V];
-    pg.get(gate);
-    pu.get(up);
+    int64_t first = (int64_t)blockIdx.x * (UNROLL * THREADS) + threadIdx.x;
+    pack<X, V> pg[UNROLL], pu[UNROLL];
 #pragma unroll
-    for (int k = 0; k < V; k++) {
-        float silu = silu_op<FAST>{}(gate[k]);
-        gate[k] = (FAST ? round_bf16(silu) : silu) * up[k];
+    for (int u = 0; u < UNROLL; u++) {
+        int64_t i = first + u * THREADS;
+        if (i < packs) {
+            int64_t at = i * V + divide(i, width / V) * width; /* of gate, in x */
+            pg[u].load(x + at);
+            pu[u].load(x + at + width);
+        }
     }
-    pack<Y, V> py;
-    py.set(gate);
-    py.store(y + i * V);
+#pragma unroll
+    for (int u = 0; u < UNROLL; u++) {
+        int64_t i = first + u * THREADS;
+        if (i >= packs)
+            break;
+        float gate[V], up[V];
+        pg[u].get(gate);
+        pu[u].get(up);
+#pragma unroll
+        for (int k = 0; k < V; k++) {
+            float silu = silu_op<FAST>{}(gate[k]);
+            gate[k] = (FAST ? round_bf16(silu) : silu) * up[k];
+        }
+        pack<Y, V> py;
+        py.set(gate);
+        py.store(y + i * V);
+    }
 }
 
 /* h: none for swiglu_grad. dx may lie over x. */
@@ -206,36 +216,46 @@ template <class D, class X, int V>
 __global__ void __launch_bounds__(THREADS) swiglu_grad_kernel(const D *dy, const X *x, X *dx, X *h, int64_t packs, int64_t width)
 {
     constexpr bool FAST = std::is_same_v<X, bf16>;
-    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (i >= packs)
-        return;
-    int64_t row = divide(i, width / V), at = i * V + row * width;
-    pack<D, V> pd;
-    pack<X, V> pg, pu;
-    pd.load(dy + i * V);
-    pg.load(x + at);
-    pu.load(x + at + width);
-    float d[V], gate[V], up[V];
-    pd.get(d);
-    pg.get(gate);
-    pu.get(up);
+    int64_t first = (int64_t)blockIdx.x * (UNROLL * THREADS) + threadIdx.x, at[UNROLL];
+    pack<D, V> pd[UNROLL];
+    pack<X, V> pg[UNROLL], pu[UNROLL];
 #pragma unroll
-    for (int k = 0; k < V; k++) {
-        float s = sigmoid<FAST>(gate[k]), slope = s * (1.0f + gate[k] * (1.0f - s)), dup = d[k] * up[k];
-        float silu = FAST ? round_bf16(gate[k] * s) : gate[k] * s, u = up[k];
-        up[k] = d[k] * silu;
-        gate[k] = (FAST ? round_bf16(dup) : dup) * slope;
-        d[k] = silu * u;
+    for (int u = 0; u < UNROLL; u++) {
+        int64_t i = first + u * THREADS;
+        if (i < packs) {
+            at[u] = i * V + divide(i, width / V) * width;
+            pd[u].load(dy + i * V);
+            pg[u].load(x + at[u]);
+            pu[u].load(x + at[u] + width);
+        }
     }
-    if (h) {
-        pack<X, V> ph;
-        ph.set(d);
-        ph.store(h + i * V);
+#pragma unroll
+    for (int u = 0; u < UNROLL; u++) {
+        int64_t i = first + u * THREADS;
+        if (i >= packs)
+            break;
+        float d[V], gate[V], up[V];
+        pd[u].get(d);
+        pg[u].get(gate);
+        pu[u].get(up);
+#pragma unroll
+        for (int k = 0; k < V; k++) {
+            float s = sigmoid<FAST>(gate[k]), slope = s * (1.0f + gate[k] * (1.0f - s)), dup = d[k] * up[k];
+            float silu = FAST ? round_bf16(gate[k] * s) : gate[k] * s, factor = up[k];
+            up[k] = d[k] * silu;
+            gate[k] = (FAST ? round_bf16(dup) : dup) * slope;
+            d[k] = silu * factor;
+        }
+        if (h) {
+            pack<X, V> ph;
+            ph.set(d);
+            ph.store(h + i * V);
+        }
+        pg[u].set(gate);
+        pu[u].set(up);
+        pg[u].store(dx + at[u]);
+        pu[u].store(dx + at[u] + width);
     }
-    pg.set(gate);
-    pu.set(up);
-    pg.store(dx + at);
-    pu.store(dx + at + width);
 }
 
 /* Columns per thread: as many as divide the width and keep every row aligned. */
@@ -327,7 +347,7 @@ extern "C" int vlai_cuda_swiglu(const vlai_cuda_call *call)
         return with_width(width, aligned(x.data) && aligned(y.data), [&](auto v) {
             constexpr int V = decltype(v)::value;
             int64_t packs = y.elements / V;
-            swiglu_kernel<X, Y, V><<<blocks_for(packs, THREADS), THREADS, 0, stream_of(call)>>>((const X *)x.data, (Y *)y.data,
+            swiglu_kernel<X, Y, V><<<blocks_for(packs, UNROLL * THREADS), THREADS, 0, stream_of(call)>>>((const X *)x.data, (Y *)y.data,
                                                                                                packs, width);
             return launched();
         });
@@ -348,7 +368,7 @@ extern "C" int vlai_cuda_swiglu_grad(const vlai_cuda_call *call)
         return with_width(width, aligned(dy.data) && aligned(x.data) && aligned(dx.data) && aligned(h.data), [&](auto v) {
             constexpr int V = decltype(v)::value;
             int64_t packs = dy.elements / V;
-            swiglu_grad_kernel<D, X, V><<<blocks_for(packs, THREADS), THREADS, 0, stream_of(call)>>>(
+            swiglu_grad_kernel<D, X, V><<<blocks_for(packs, UNROLL * THREADS), THREADS, 0, stream_of(call)>>>(
                 (const D *)dy.data, (const X *)x.data, (X *)dx.data, (X *)h.data, packs, width);
             return launched();
         });

@@ -12,9 +12,9 @@
  * Copies go in the widest word (16 to 1 bytes) that divides a row and its addresses, four words in flight per thread: rows
  * read once, written once; expected 0.9 of copy bandwidth.
  *
- * scatter_add_rows needs the rows of each index in order. Rank of row i = rows with a smaller index, or the same one and
- * earlier; counted by comparing all pairs (integer sums, so the order of the atomics does not matter), 45 M comparisons for
- * 6760 rows. Then each result row adds its own rows; those without any are written as zeros: R C elements written once. */
+ * scatter_add_rows needs the rows of each index in order: pairs (index, row) are sorted, blocks of 4096 in shared memory, then
+ * every pair finds its place among the other blocks by bisection; pairs differ, so the order is one alone. The result is
+ * zeroed at the speed of a fill, and a block adds up the rows of each index that occurs: R C elements, and twice the rows. */
 #include "kernels/common.cuh"
 
 namespace {
@@ -252,22 +252,24 @@ int scale_rows(const vlai_cuda_call *call, const vlai_cuda_tensor *x, const vlai
     });
 }
 
-/* What scatter_add_rows keeps in the workspace, in int32: rank [N], order [N], and the span of every result row in
- * `order`, [R] and [R]. */
+/* What scatter_add_rows keeps in the workspace: the pairs, sorted by blocks; and sorted altogether, index and row apart. */
 struct scatter_space {
-    int32_t *rank, *order, *first, *end;
+    uint64_t *pairs;
+    int32_t *key, *row;
 };
 
-size_t scatter_bytes(int64_t n, int64_t rows)
+enum { SORT_THREADS = 1024, SORT_BLOCK = 4096 };
+
+size_t scatter_bytes(int64_t n)
 {
-    return round_256((size_t)n * 4) * 2 + round_256((size_t)rows * 4) * 2;
+    return round_256((size_t)n * 8) + 2 * round_256((size_t)n * 4);
 }
 
-scatter_space scatter_of(void *workspace, int64_t n, int64_t rows)
+scatter_space scatter_of(void *workspace, int64_t n)
 {
     char *p = (char *)workspace;
-    size_t a = round_256((size_t)n * 4), b = round_256((size_t)rows * 4);
-    return {(int32_t *)p, (int32_t *)(p + a), (int32_t *)(p + 2 * a), (int32_t *)(p + 2 * a + b)};
+    size_t a = round_256((size_t)n * 8), b = round_256((size_t)n * 4);
+    return {(uint64_t *)p, (int32_t *)(p + a), (int32_t *)(p + a + b)};
 }
 
 /* Rows that are dropped sort to the end, as index `rows`. */
@@ -276,84 +278,95 @@ __device__ inline int32_t key_of(int32_t index, int32_t rows, int64_t skip)
     return index < 0 || index >= rows || index == skip ? rows : index;
 }
 
-enum { RANK_TILE = 1024 };
-
-/* Block (x, y): 256 rows against the y-th tile of rows. */
-__global__ void __launch_bounds__(THREADS) rank_kernel(const int32_t *index, int32_t *rank, int32_t n, int32_t rows, int64_t skip)
+/* Bitonic, of SORT_BLOCK pairs or the next power of two that holds what is left. */
+__global__ void __launch_bounds__(SORT_THREADS) sort_kernel(const int32_t *index, uint64_t *pairs, int32_t n, int32_t rows, int64_t skip)
 {
-    __shared__ int32_t tile[RANK_TILE];
-    int32_t i = (int32_t)(blockIdx.x * THREADS + threadIdx.x), first = (int32_t)(blockIdx.y * RANK_TILE);
-    int32_t count = n - first < RANK_TILE ? n - first : (int32_t)RANK_TILE;
-    for (int32_t j = threadIdx.x; j < RANK_TILE; j += THREADS)
-        tile[j] = j < count ? key_of(index[first + j], rows, skip) : INT32_MAX;
+    __shared__ uint64_t s[SORT_BLOCK];
+    int32_t first = (int32_t)(blockIdx.x * SORT_BLOCK), count = n - first < SORT_BLOCK ? n - first : (int32_t)SORT_BLOCK, size = 2;
+    while (size < count)
+        size *= 2;
+    for (int32_t i = threadIdx.x; i < size; i += SORT_THREADS)
+        s[i] = i < count ? (uint64_t)(uint32_t)key_of(index[first + i], rows, skip) << 32 | (uint32_t)(first + i) : UINT64_MAX;
     __syncthreads();
-    if (i >= n)
-        return;
-    int32_t key = key_of(index[i], rows, skip), earlier = i - first, before = 0;
-#pragma unroll 8
-    for (int32_t j = 0; j < RANK_TILE; j++)
-        before += tile[j] < key || (tile[j] == key && j < earlier);
-    if (before)
-        atomicAdd(rank + i, before);
+    for (int32_t run = 2; run <= size; run *= 2)
+        for (int32_t step = run / 2; step > 0; step /= 2) {
+            for (int32_t k = threadIdx.x; k < size / 2; k += SORT_THREADS) {
+                int32_t i = 2 * k - (k & (step - 1)), j = i + step;
+                uint64_t x = s[i], y = s[j];
+                if ((x > y) == ((i & run) == 0)) {
+                    s[i] = y;
+                    s[j] = x;
+                }
+            }
+            __syncthreads();
+        }
+    for (int32_t i = threadIdx.x; i < count; i += SORT_THREADS)
+        pairs[first + i] = s[i];
 }
 
-__global__ void order_kernel(const int32_t *rank, int32_t *order, int32_t n)
+/* Each pair to its place: how many are smaller in its block is known, in the others it is looked for. */
+__global__ void __launch_bounds__(THREADS) place_kernel(const uint64_t *pairs, int32_t *key, int32_t *row, int32_t n)
 {
-    int32_t i = (int32_t)(blockIdx.x * blockDim.x + threadIdx.x);
-    if (i < n)
-        order[rank[i]] = i;
-}
-
-__global__ void span_kernel(const int32_t *index, const int32_t *order, int32_t *first, int32_t *end, int32_t n, int32_t rows, int64_t skip)
-{
-    int32_t p = (int32_t)(blockIdx.x * blockDim.x + threadIdx.x);
+    int32_t p = (int32_t)(blockIdx.x * THREADS + threadIdx.x);
     if (p >= n)
         return;
-    int32_t key = key_of(index[order[p]], rows, skip);
-    if (key == rows)
-        return;
-    if (p == 0 || key_of(index[order[p - 1]], rows, skip) != key)
-        first[key] = p;
-    if (p == n - 1 || key_of(index[order[p + 1]], rows, skip) != key)
-        end[key] = p + 1;
+    uint64_t pair = pairs[p];
+    int32_t mine = p / SORT_BLOCK, rank = p - mine * SORT_BLOCK;
+    for (int32_t first = 0; first < n; first += SORT_BLOCK) {
+        if (first / SORT_BLOCK == mine)
+            continue;
+        int32_t low = 0, high = n - first < SORT_BLOCK ? n - first : (int32_t)SORT_BLOCK;
+        while (low < high) {
+            int32_t middle = (low + high) / 2;
+            if (pairs[first + middle] < pair)
+                low = middle + 1;
+            else
+                high = middle;
+        }
+        rank += low;
+    }
+    key[rank] = (int32_t)(pair >> 32);
+    row[rank] = (int32_t)(uint32_t)pair;
 }
 
+/* Block p: the rows of the index that begins at place p, if one does. */
 template <class X, class Y, int V>
 __global__ void __launch_bounds__(THREADS)
-    scatter_kernel(const X *x, const int32_t *order, const int32_t *first, const int32_t *end, Y *y, int64_t packs, int64_t per_row)
+    scatter_kernel(const X *x, const int32_t *key, const int32_t *row, Y *y, int32_t n, int32_t rows, int64_t cols)
 {
-    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (i >= packs)
+    enum { AHEAD = 8 };
+    int32_t first = (int32_t)blockIdx.x, at = key[first];
+    if (at >= rows || (first > 0 && key[first - 1] == at))
         return;
-    int64_t row = divide(i, per_row), col = (i - row * per_row) * V;
-    float sum[V] = {0};
-    int32_t p = first[row], last = end[row];
-    for (; p + 4 <= last; p += 4) {
-        pack<X, V> part[4];
+    for (int64_t col = threadIdx.x * V; col < cols; col += THREADS * V) {
+        float sum[V] = {0};
+        int32_t p = first;
+        bool more = true;
+        while (more) {
+            pack<X, V> part[AHEAD];
+            bool there[AHEAD];
 #pragma unroll
-        for (int k = 0; k < 4; k++)
-            part[k].load(x + (int64_t)order[p + k] * per_row * V + col);
+            for (int k = 0; k < AHEAD; k++) {
+                there[k] = p + k < n && key[p + k] == at;
+                if (there[k])
+                    part[k].load(x + (int64_t)row[p + k] * cols + col);
+            }
 #pragma unroll
-        for (int k = 0; k < 4; k++) {
-            float v[V];
-            part[k].get(v);
+            for (int k = 0; k < AHEAD; k++)
+                if (there[k]) {
+                    float v[V];
+                    part[k].get(v);
 #pragma unroll
-            for (int c = 0; c < V; c++)
-                sum[c] += v[c];
+                    for (int c = 0; c < V; c++)
+                        sum[c] += v[c];
+                }
+            more = there[AHEAD - 1];
+            p += AHEAD;
         }
+        pack<Y, V> result;
+        result.set(sum);
+        result.store(y + at * cols + col);
     }
-    for (; p < last; p++) {
-        pack<X, V> part;
-        float v[V];
-        part.load(x + (int64_t)order[p] * per_row * V + col);
-        part.get(v);
-#pragma unroll
-        for (int c = 0; c < V; c++)
-            sum[c] += v[c];
-    }
-    pack<Y, V> result;
-    result.set(sum);
-    result.store(y + i * V);
 }
 
 } // namespace
@@ -486,7 +499,7 @@ extern "C" int vlai_cuda_expand_cols(const vlai_cuda_call *call)
 
 extern "C" size_t vlai_cuda_workspace_scatter_add_rows(const vla_graph *g, const vlai_node *node)
 {
-    return scatter_bytes(operand_of(g, node, 0).shape[0], node->attrs.rows.rows);
+    return scatter_bytes(operand_of(g, node, 0).shape[0]);
 }
 
 extern "C" int vlai_cuda_scatter_add_rows(const vlai_cuda_call *call)
@@ -496,26 +509,22 @@ extern "C" int vlai_cuda_scatter_add_rows(const vlai_cuda_call *call)
         return 0;
     int64_t n = rows_of(x), rows = rows_of(y), cols = cols_of(y), skip = call->node->attrs.rows.skip;
     cudaStream_t stream = stream_of(call);
-    if (n == 0)
-        return copy_bytes(call, y.data, nullptr, y.elements * (int64_t)vla_dtype_size(y.dtype));
-    scatter_space s = scatter_of(call->workspace, n, rows);
-    const int32_t *at = (const int32_t *)index.data;
-    cudaError_t status = cudaMemsetAsync(s.rank, 0, scatter_bytes(n, rows), stream);
-    if (status != cudaSuccess)
-        return (int)status;
-    dim3 grid(blocks_for(n, THREADS), blocks_for(n, RANK_TILE));
-    rank_kernel<<<grid, THREADS, 0, stream>>>(at, s.rank, (int32_t)n, (int32_t)rows, skip);
-    order_kernel<<<blocks_for(n, THREADS), THREADS, 0, stream>>>(s.rank, s.order, (int32_t)n);
-    span_kernel<<<blocks_for(n, THREADS), THREADS, 0, stream>>>(at, s.order, s.first, s.end, (int32_t)n, (int32_t)rows, skip);
+    int status = copy_bytes(call, y.data, nullptr, y.elements * (int64_t)vla_dtype_size(y.dtype));
+    if (status || n == 0)
+        return status;
+    if (n > INT32_MAX / 2 || rows > INT32_MAX - 1)
+        return (int)cudaErrorInvalidValue;
+    scatter_space s = scatter_of(call->workspace, n);
+    sort_kernel<<<blocks_for(n, SORT_BLOCK), SORT_THREADS, 0, stream>>>((const int32_t *)index.data, s.pairs, (int32_t)n, (int32_t)rows, skip);
+    place_kernel<<<blocks_for(n, THREADS), THREADS, 0, stream>>>(s.pairs, s.key, s.row, (int32_t)n);
     bool vector = cols % 8 == 0 && aligned(x.data) && aligned(y.data);
     return with_types(x.dtype, y.dtype, [&](auto tx, auto ty) {
         using X = typename decltype(tx)::is;
         using Y = typename decltype(ty)::is;
         auto launch = [&](auto v) {
             constexpr int V = decltype(v)::value;
-            int64_t packs = y.elements / V;
-            scatter_kernel<X, Y, V><<<blocks_for(packs, THREADS), THREADS, 0, stream>>>((const X *)x.data, s.order, s.first, s.end,
-                                                                                      (Y *)y.data, packs, cols / V);
+            scatter_kernel<X, Y, V><<<(unsigned)n, THREADS, 0, stream>>>((const X *)x.data, s.key, s.row, (Y *)y.data, (int32_t)n, (int32_t)rows,
+                                                                        cols);
             return launched();
         };
         return vector ? launch(std::integral_constant<int, 8>{}) : launch(std::integral_constant<int, 1>{});

@@ -354,8 +354,10 @@ static vla_status fill_tokens(const vlai_wallx_config *c, const vlai_wallx_token
             }
             if (e)
                 continue;
+            /* Rows that a picture or a state is written over need no embedding, and give it no gradient. */
+            bool over = (image_at && b->ids[i] == c->image_token_id) || (propri_at && b->ids[i] == tokens->propri);
             if (ids)
-                ids[row] = b->ids[i];
+                ids[row] = over ? -1 : b->ids[i];
             if (image_at && b->ids[i] == c->image_token_id)
                 image_at[image_rows++] = (int32_t)row;
             if (propri_at && b->ids[i] == tokens->propri)
