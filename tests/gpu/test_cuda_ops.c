@@ -45,8 +45,30 @@ static void elementwise(void)
             EACH_TYPE(a) {
                 CHECK(swiglu, none, two, OPERANDS(reals_of(a, 4, SHAPE2(rows, 2 * width))), RESULTS(result(a, SHAPE2(rows, width))));
                 CHECK(swiglu_grad, none, two, OPERANDS(reals(a, SHAPE2(rows, width)), reals_of(a, 4, SHAPE2(rows, 2 * width))),
-                      RESULTS(result(a, SHAPE2(rows, 2 * width))));
+                      RESULTS(result(a, SHAPE2(rows, 2 * width))), .over = 2);
+                CHECK(swiglu_backward, none, two, OPERANDS(reals(a, SHAPE2(rows, width)), reals_of(a, 4, SHAPE2(rows, 2 * width))),
+                      RESULTS(result(a, SHAPE2(rows, 2 * width)), result(a, SHAPE2(rows, width))), .over = 2);
             }
+}
+
+/* dy, x, rstd, weight, add, each of the last two or none. */
+static void norm_backward(int64_t rows, int64_t cols, vla_dtype x, vla_dtype w)
+{
+    tolerance within = {.rel = 1e-5, .row = 1e-5};
+    for (int mode = 0; mode < 9; mode++) { /* the last three: again with the addend, the result over dy and not over it */
+        int with_weight = mode % 3 > 0, again = mode % 3 == 2, with_add = mode / 3 > 0;
+        vlai_attrs a = {.norm = {.dtype = w, .again = again}};
+        tensor rstd = result(VLA_F32, SHAPE1(rows)), weight = reals(w, SHAPE1(cols)), add = reals(x, SHAPE2(rows, cols));
+        for (int64_t i = 0; i < rows; i++)
+            set_real(&rstd, i, 0.6 + 0.1 * random_value());
+        if (!with_weight)
+            weight.data = NULL;
+        if (!with_add)
+            add.data = NULL;
+        tensor results[3] = {result(x, SHAPE2(rows, cols)), result(w, SHAPE1(cols)), result(x, SHAPE2(rows, cols))};
+        CHECK(rms_norm_backward, a, within, OPERANDS(reals(x, SHAPE2(rows, cols)), reals(x, SHAPE2(rows, cols)), rstd, weight, add),
+              .out = {results[0], results[1], results[2]}, .n_out = with_weight ? again ? 3 : 2 : 1, .over = mode / 3 == 1 ? 16 : 1);
+    }
 }
 
 static void norm(void)
@@ -81,13 +103,71 @@ static void norm(void)
                           OPERANDS(reals(x, SHAPE2(rows, cols)), reals(x, SHAPE2(rows, cols)), reals(VLA_F32, SHAPE1(rows))),
                           RESULTS(result(w, SHAPE1(cols))));
                 }
+    EACH(int64_t, rows, 0, 1, 5, 131)
+        EACH(int64_t, cols, 1, 7, 64, 200, 1024, 1280, 2048, 4096, 4104)
+            EACH_TYPE(x)
+                EACH_TYPE(w)
+                    norm_backward(rows, cols, x, w);
+    norm_backward(1501, 1280, VLA_BF16, VLA_BF16);
+    norm_backward(1502, 2048, VLA_BF16, VLA_F32);
     CHECK(rms_norm_grad_weight, none, relative(1e-5),
           OPERANDS(reals(VLA_BF16, SHAPE2(3001, 768)), reals(VLA_BF16, SHAPE2(3001, 768)), reals(VLA_F32, SHAPE1(3001))),
           RESULTS(result(VLA_F32, SHAPE1(768))));
 }
 
+/* A merge of na and nb rows in random order; some places point outside when `bad`. */
+static void route_of(int64_t na, int64_t nb, int bad, tensor *map, tensor *at_a, tensor *at_b)
+{
+    *map = ints(0, 1, SHAPE1(na + nb));
+    *at_a = ints(0, 1, SHAPE1(na));
+    *at_b = ints(0, 1, SHAPE1(nb));
+    int64_t next[2] = {0, 0};
+    for (int64_t i = 0; i < na + nb; i++) {
+        int second = next[0] == na || (next[1] < nb && random_below(2));
+        int64_t row = next[second]++;
+        ((int32_t *)map->data)[i] = (int32_t)(second ? -1 - row : row);
+        ((int32_t *)(second ? at_b : at_a)->data)[row] = (int32_t)i;
+    }
+    if (bad && na > 1 && nb > 1) {
+        ((int32_t *)map->data)[0] = (int32_t)na;
+        ((int32_t *)map->data)[1] = (int32_t)(-1 - nb);
+        ((int32_t *)at_a->data)[1] = -1;
+        ((int32_t *)at_b->data)[0] = (int32_t)(na + nb);
+    }
+}
+
+static void packed_rope(vla_dtype t, vla_dtype table, int64_t na, int64_t nb, int dim, int heads, int64_t rest)
+{
+    vlai_attrs r = {.rope = {.head_dim = dim, .heads = heads}};
+    tolerance within = {.row = 1e-6};
+    int64_t cols = (int64_t)dim * heads + rest, n = na + nb;
+    tensor map, at_a, at_b, absent = {0};
+    CHECK(qkv_rope, r, within, OPERANDS(reals(t, SHAPE2(n, cols)), absent, absent, reals(table, SHAPE2(n, dim / 2)), reals(table, SHAPE2(n, dim / 2))),
+          RESULTS(result(t, SHAPE2(n, cols))), .over = 1);
+    CHECK(qkv_rope_grad, r, within, OPERANDS(reals(t, SHAPE2(n, cols)), reals(table, SHAPE2(n, dim / 2)), reals(table, SHAPE2(n, dim / 2))),
+          RESULTS(result(t, SHAPE2(n, cols))), .over = 1);
+    for (int bad = 0; bad < 2; bad++) {
+        route_of(na, nb, bad, &map, &at_a, &at_b);
+        CHECK(qkv_rope, r, within,
+              OPERANDS(reals(t, SHAPE2(na, cols)), reals(t, SHAPE2(nb, cols)), map, reals(table, SHAPE2(n, dim / 2)), reals(table, SHAPE2(n, dim / 2))),
+              RESULTS(result(t, SHAPE2(n, cols))));
+        route_of(na, nb, bad, &map, &at_a, &at_b);
+        CHECK(qkv_rope_grad, r, within,
+              OPERANDS(reals(t, SHAPE2(n, cols)), reals(table, SHAPE2(n, dim / 2)), reals(table, SHAPE2(n, dim / 2)), at_a, at_b),
+              RESULTS(result(t, SHAPE2(na, cols)), result(t, SHAPE2(nb, cols))));
+    }
+}
+
 static void rope(void)
 {
+    EACH_TYPE(t)
+        EACH_TYPE(table)
+            EACH(int, dim, 2, 20, 80, 128) {
+                packed_rope(t, table, 37, 5, dim, 3, dim);
+                packed_rope(t, table, 300, 41, dim, 2, 2 * dim + 3);
+                packed_rope(t, table, 9, 0, dim, 1, 0);
+                packed_rope(t, table, 0, 1, dim, 2, 8);
+            }
     EACH(int64_t, n, 0, 1, 37, 300) {
         EACH_TYPE(t) {
             vlai_attrs plain = {.rope_table = {.base = 10000, .half = 20, .axes = 2, .restart = 1, .sections = {10, 10}, .dtype = t}};
@@ -178,6 +258,8 @@ static void rows(void)
         }
     vlai_attrs big = {.rows = {.rows = 5000, .skip = 17, .dtype = VLA_BF16}};
     CHECK(scatter_add_rows, big, exact, OPERANDS(reals(VLA_BF16, SHAPE2(6761, 136)), ints(0, 900, SHAPE1(6761))), RESULTS(result(VLA_BF16, SHAPE2(5000, 136))));
+    vlai_attrs few = {.rows = {.rows = 40, .skip = -1, .dtype = VLA_F32}}; /* long runs of one index, over several blocks of the sort */
+    CHECK(scatter_add_rows, few, exact, OPERANDS(reals(VLA_BF16, SHAPE2(9001, 24)), ints(-2, 43, SHAPE1(9001))), RESULTS(result(VLA_F32, SHAPE2(40, 24))));
     CHECK(gather_rows, big, exact, OPERANDS(ints(-99, 99, SHAPE1(77)), ints(-2, 80, SHAPE1(500))), RESULTS(result(VLA_I32, SHAPE1(500))));
     CHECK(gather_rows, big, exact, OPERANDS(ints(-99, 99, SHAPE2(77, 2)), ints(-2, 80, SHAPE1(500))), RESULTS(result(VLA_I32, SHAPE2(500, 2))));
 }
@@ -444,6 +526,17 @@ static void chain(void)
                     }
 }
 
+/* op(x) op(y), with a bias, a residual and column sums where asked for. */
+static void product(const vlai_cuda_context *context, vla_dtype t, int ta, int tb, int64_t m, int64_t n, int64_t k, int bias, int residual, int sums)
+{
+    vlai_attrs a = {.matmul = {.transpose_a = ta, .transpose_b = tb, .dtype = t, .sums = sums ? t : VLA_DTYPE_NONE}};
+    tolerance within = {.row = 1e-5};
+    tensor x = reals(t, 2, ta ? (int64_t[]){k, m} : (int64_t[]){m, k}), y = reals(t, 2, tb ? (int64_t[]){n, k} : (int64_t[]){k, n}), absent = {0};
+    CHECK(matmul, a, within, OPERANDS(x, y, bias ? reals(t, SHAPE1(n)) : absent, residual ? reals(t, SHAPE2(m, n)) : absent),
+          .out = {result(t, SHAPE2(m, n)), result(t, SHAPE1(m))}, .n_out = sums ? 2 : 1, .context = context, .aligned_only = 1,
+          .over = residual ? 8 : 0);
+}
+
 static void matmul(void)
 {
     vlai_cuda_context context = {0};
@@ -458,20 +551,10 @@ static void matmul(void)
             for (int tb = 0; tb < 2; tb++)
                 EACH(int64_t, m, 8, 40, 264)
                     EACH(int64_t, k, 16, 72, 512) {
-                        int64_t n = 136;
-                        vlai_attrs a = {.matmul = {.transpose_a = ta, .transpose_b = tb, .dtype = t}}, sums = a;
-                        sums.matmul.sums = t;
-                        tolerance within = {.row = 1e-5};
-                        tensor x = reals(t, 2, ta ? (int64_t[]){k, m} : (int64_t[]){m, k}), y = reals(t, 2, tb ? (int64_t[]){n, k} : (int64_t[]){k, n});
-                        CHECK(matmul, a, within, OPERANDS(x, y), RESULTS(result(t, SHAPE2(m, n))), .context = &context, .aligned_only = 1);
-                        CHECK(matmul, a, within, OPERANDS(x, y, reals(t, SHAPE1(n))), RESULTS(result(t, SHAPE2(m, n))), .context = &context, .aligned_only = 1);
-                        CHECK(matmul, a, within, OPERANDS(x, y, (tensor){0}, reals(t, SHAPE2(m, n))), RESULTS(result(t, SHAPE2(m, n))), .context = &context,
-                              .aligned_only = 1);
-                        CHECK(matmul, a, within, OPERANDS(x, y, reals(t, SHAPE1(n)), reals(t, SHAPE2(m, n))), RESULTS(result(t, SHAPE2(m, n))),
-                              .context = &context, .aligned_only = 1);
+                        for (int mode = 0; mode < 4; mode++)
+                            product(&context, t, ta, tb, m, 136, k, mode & 1, mode >> 1, 0);
                         if (ta)
-                            CHECK(matmul, sums, within, OPERANDS(x, y), RESULTS(result(t, SHAPE2(m, n)), result(t, SHAPE1(m))), .context = &context,
-                                  .aligned_only = 1);
+                            product(&context, t, ta, tb, m, 136, k, 0, 0, 1);
                     }
     vlai_cublaslt_close(context.cublaslt);
 }
