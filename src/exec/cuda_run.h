@@ -12,6 +12,7 @@
 typedef struct vlai_cuda_device {
     vlai_device_info info;
     vlai_cuda_context context;
+    struct vlai_cudnn *cudnn;
     void *lanes[VLAI_LANES], *copies; /* streams */
     void *scratch[VLAI_LANES], *staging[2];
     size_t scratch_bytes[VLAI_LANES], staging_bytes[2];

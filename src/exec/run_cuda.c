@@ -13,6 +13,7 @@
 #include "base/memory.h"
 #include "kernels/gemm_choices.h"
 #include "vendor/cublaslt.h"
+#include "vendor/cudnn.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -67,6 +68,7 @@ static vla_status cuda_open(vla_executor *ex, vla_error *err)
         code = vlai_device_fence_create(&d->join);
     if (code)
         return vlai_cuda_failed(err, code, "opening the GPU");
+    d->context.cudnn = &d->cudnn;
     if ((code = vlai_cublaslt_open(&d->context.cublaslt)))
         return vlai_cuda_failed(err, 100000 + code, "opening cuBLASLt");
     return vlai_gemm_choices_open(choices_path(d, path, sizeof path) ? path : NULL, &d->context.choices, err);
@@ -100,6 +102,7 @@ static void cuda_close(vla_executor *ex)
     vlai_device_stream_destroy(d->copies);
     vlai_gemm_choices_close(d->context.choices);
     vlai_cublaslt_close(d->context.cublaslt);
+    vlai_cudnn_close(d->cudnn);
     vlai_free(d);
 }
 

@@ -12,8 +12,13 @@
  * bf16 up to head dimension 128: tensor cores (kernels/attention_tiles.cuh); 4 D flops a pair forward, 14 D backward;
  * bound by mma.sync, about half of what wgmma reaches. Otherwise plain: a warp per row, fp32 multiply-adds, for parity.
  * Bytes: q, k, v, o once, k and v again from L2 for every query tile. */
+#include "kernels/attention.h"
+#include "kernels/attention_cudnn.cuh"
 #include "kernels/attention_tiles.cuh"
 #include "kernels/attention_window.cuh"
+
+#include "base/log.h"
+#include "vendor/cudnn.h"
 
 namespace {
 
@@ -379,6 +384,16 @@ int backward_window(const attention_task &task)
     });
 }
 
+int forward_cudnn(const attention_task &task)
+{
+    return attention_cudnn_run(task, false);
+}
+
+int backward_cudnn(const attention_task &task)
+{
+    return attention_cudnn_run(task, true);
+}
+
 /* The implementations, best first; the first that fits runs. */
 struct implementation {
     const char *name;
@@ -387,25 +402,44 @@ struct implementation {
 };
 
 const implementation implementations[] = {
-    {"window", fits_window, forward_window, backward_window},
+    {"windows", fits_window, forward_window, backward_window},
+    {"cudnn", [](const attention_task &t) { return t.plan != nullptr; }, forward_cudnn, backward_cudnn},
     {"tiles", [](const attention_task &t) { return t.dtype == VLA_BF16 && t.shape.dim <= 128; }, forward_tiles, backward_tiles},
     {"plain", [](const attention_task &t) { return t.dtype == VLA_BF16 && t.shape.dim <= PLAIN_DIM; }, forward_plain<bf16>, backward_plain<bf16>},
     {"plain32", [](const attention_task &t) { return t.dtype == VLA_F32 && t.shape.dim <= PLAIN_DIM; }, forward_plain<float>, backward_plain<float>},
 };
+enum { IMPLEMENTATIONS = sizeof implementations / sizeof *implementations };
 
-int run(const attention_task &task, bool backward)
+/* Where the operands of each op stand: -1 = it has none such. Tables are qpos, rows, cols, segments, one after another. */
+struct layout {
+    int dy, q, k, v, qkv, o, lse, tables;
+    bool backward;
+};
+
+layout layout_of(const vlai_cuda_call *call)
 {
-    for (const implementation &i : implementations)
-        if (i.fits(task))
-            return backward ? i.backward(task) : i.forward(task);
-    return (int)cudaErrorInvalidValue;
+    switch (call->node->op) {
+    case VLAI_OP_attention: return {-1, 0, 1, 2, -1, 0, 1, 3, false};
+    case VLAI_OP_attention_qkv: return {-1, -1, -1, -1, 0, 0, 1, 1, false};
+    case VLAI_OP_attention_grad: return {0, 1, 2, 3, -1, 4, 5, 6, true};
+    default: return {0, -1, -1, -1, 1, 2, 3, 4, true};
+    }
 }
 
-/* What the attention ops have in common. `tables`: index of qpos among the operands. */
-attention_task task_of(const vlai_cuda_call *call, int tables, const vlai_cuda_tensor &q, const vlai_cuda_tensor &k)
+void *column(const vlai_cuda_tensor &t, int64_t col)
+{
+    return t.data ? (char *)t.data + (size_t)col * vla_dtype_size(t.dtype) : nullptr;
+}
+
+/* False when the operands are of types that no kernel takes together. */
+bool task_of(const vlai_cuda_call *call, const layout &at, attention_task &t)
 {
     const vla_attention_options *options = &call->node->attrs.attention;
-    attention_task t = {};
+    const vlai_cuda_tensor *in = call->in, *out = call->out;
+    const vlai_cuda_tensor &q = in[at.qkv >= 0 ? at.qkv : at.q], &k = in[at.qkv >= 0 ? at.qkv : at.k];
+    const vlai_cuda_tensor &o = at.backward ? in[at.o] : out[at.o], &lse = at.backward ? in[at.lse] : out[at.lse];
+    const vlai_cuda_tensor &segments = in[at.tables + 3];
+    t = {};
     attention_shape &s = t.shape;
     s.queries = rows_of(q);
     s.keys = rows_of(k);
@@ -414,126 +448,143 @@ attention_task task_of(const vlai_cuda_call *call, int tables, const vlai_cuda_t
     s.group = options->heads / options->kv_heads;
     s.dim = options->head_dim;
     s.scale = (float)options->scale;
-    s.qpos = (const int32_t *)call->in[tables].data;
-    s.rows = (const int2 *)call->in[tables + 1].data;
-    s.cols = (const int4 *)call->in[tables + 2].data;
-    s.q_stride = s.o_stride = s.dq_stride = (int64_t)s.heads * s.dim;
-    s.kv_stride = s.dkv_stride = (int64_t)s.kv_heads * s.dim;
+    s.qpos = (const int32_t *)in[at.tables].data;
+    s.rows = (const int2 *)in[at.tables + 1].data;
+    s.cols = (const int4 *)in[at.tables + 2].data;
+    int64_t wide = (int64_t)s.heads * s.dim, narrow = (int64_t)s.kv_heads * s.dim;
+    s.q_stride = s.o_stride = s.dq_stride = wide;
+    s.kv_stride = s.dkv_stride = narrow;
     s.vector = s.dim % 8 == 0;
-    for (int i = 0; i < tables; i++)
-        s.vector = s.vector && aligned(call->in[i].data);
-    for (int i = 0; i < call->node->n_outputs; i++)
-        s.vector = s.vector && aligned(call->out[i].data);
     t.dtype = q.dtype;
+    bool same = lse.data == nullptr || lse.dtype == VLA_F32;
+    for (int i = 0; i < at.tables; i++) {
+        s.vector = s.vector && aligned(in[i].data);
+        same = same && (in[i].dtype == t.dtype || &in[i] == &lse);
+    }
+    for (int i = 0; i < call->node->n_outputs; i++) {
+        s.vector = s.vector && aligned(out[i].data);
+        same = same && (!out[i].data || out[i].dtype == t.dtype || &out[i] == &lse);
+    }
+    if (at.qkv >= 0) {
+        s.q_stride = s.kv_stride = s.dq_stride = s.dkv_stride = cols_of(q);
+        t.q = q.data;
+        t.k = column(q, wide);
+        t.v = column(q, wide + narrow);
+        if (at.backward) {
+            t.dq = out[0].data;
+            t.dk = column(out[0], wide);
+            t.dv = column(out[0], wide + narrow);
+        }
+    } else {
+        t.q = in[at.q].data;
+        t.k = in[at.k].data;
+        t.v = in[at.v].data;
+        if (at.backward) {
+            t.dq = out[0].data;
+            t.dk = out[1].data;
+            t.dv = out[2].data;
+        }
+    }
+    t.dy = at.backward ? in[at.dy].data : nullptr;
+    t.o = o.data;
+    t.lse = (float *)lse.data;
     t.mask = options->mask;
     t.longest = options->longest;
+    t.segments = (const int32_t *)segments.data;
+    t.n_segments = segments.data ? segments.elements - 1 : 0;
     t.stream = stream_of(call);
     t.workspace = call->workspace;
-    return t;
+    t.workspace_bytes = call->workspace_bytes;
+    t.plan = call->plan;
+    return same;
 }
 
-/* q, k, v side by side in the columns of one matrix. */
-void *column(const vlai_cuda_tensor &t, int64_t col)
+/* By implementation i, or the first that fits when i < 0. */
+int run(const vlai_cuda_call *call, int i)
 {
-    return t.data ? (char *)t.data + (size_t)col * vla_dtype_size(t.dtype) : NULL;
+    layout at = layout_of(call);
+    attention_task t;
+    if (!task_of(call, at, t))
+        return (int)cudaErrorInvalidValue;
+    if (at.backward ? !t.dq && !t.dk && !t.dv : !t.o && !t.lse)
+        return 0;
+    if (!t.shape.queries && !t.shape.keys)
+        return 0;
+    for (int k = i < 0 ? 0 : i; k < (i < 0 ? (int)IMPLEMENTATIONS : i + 1); k++)
+        if (implementations[k].fits(t))
+            return at.backward ? implementations[k].backward(t) : t.shape.queries ? implementations[k].forward(t) : 0;
+    return i < 0 ? (int)cudaErrorInvalidValue : -1;
 }
 
-void use_packed(attention_task &t, const vlai_cuda_tensor &qkv)
+/* Scratch of whichever implementation may run. `rows`: an operand with as many rows as queries. */
+size_t workspace_of(const vla_graph *g, const vlai_node *node, int rows, int tables, bool backward)
 {
-    attention_shape &s = t.shape;
-    int64_t k = (int64_t)s.heads * s.dim;
-    s.q_stride = s.kv_stride = s.dq_stride = s.dkv_stride = cols_of(qkv);
-    s.vector = s.vector && cols_of(qkv) % 8 == 0;
-    t.q = column(qkv, 0);
-    t.k = column(qkv, k);
-    t.v = column(qkv, k + (int64_t)s.kv_heads * s.dim);
-}
-
-/* All of one stored type, the log of sums fp32. */
-bool one_type(const attention_task &t, const vlai_cuda_tensor *const *list, int n, const vlai_cuda_tensor &lse)
-{
-    for (int i = 0; i < n; i++)
-        if (list[i]->data && list[i]->dtype != t.dtype)
-            return false;
-    return !lse.data || lse.dtype == VLA_F32;
-}
-
-size_t grad_workspace(int64_t queries, int heads)
-{
-    return delta_bytes(queries, heads) + round_256((size_t)query_tiles(queries) * sizeof(query_tile));
+    const vla_attention_options *options = &node->attrs.attention;
+    int64_t queries = operand_of(g, node, rows).shape[0];
+    size_t own = backward ? delta_bytes(queries, options->heads) + round_256((size_t)query_tiles(queries) * sizeof(query_tile)) : 0;
+    if (options->mask == VLA_MASK_COLUMNS || options->longest <= WINDOW_LONGEST || node->n_inputs <= tables + 3 ||
+        operand_of(g, node, rows).dtype != VLA_BF16)
+        return own;
+    size_t cudnn = attention_cudnn_workspace(operand_of(g, node, tables + 3).elements - 1, options->longest, options->heads, options->kv_heads,
+                                             options->head_dim, backward);
+    return cudnn > own ? cudnn : own;
 }
 
 } // namespace
 
-NO_WORKSPACE(attention)
-NO_WORKSPACE(attention_qkv)
+#define OP(name, rows, tables, backward)                                                               \
+    extern "C" int vlai_cuda_##name(const vlai_cuda_call *call)                                        \
+    {                                                                                                  \
+        return run(call, -1);                                                                          \
+    }                                                                                                  \
+    extern "C" size_t vlai_cuda_workspace_##name(const vla_graph *g, const vlai_node *node)            \
+    {                                                                                                  \
+        return workspace_of(g, node, rows, tables, backward);                                          \
+    }
+OP(attention, 0, 3, false)
+OP(attention_qkv, 0, 1, false)
+OP(attention_grad, 1, 6, true)
+OP(attention_qkv_grad, 1, 4, true)
 
-extern "C" int vlai_cuda_attention(const vlai_cuda_call *call)
+extern "C" const char *vlai_cuda_attention_name(int i)
 {
-    const vlai_cuda_tensor *in = call->in, *out = call->out, *typed[] = {&in[1], &in[2], &out[0]};
-    attention_task t = task_of(call, 3, in[0], in[1]);
-    t.q = in[0].data;
-    t.k = in[1].data;
-    t.v = in[2].data;
-    t.o = out[0].data;
-    t.lse = (float *)out[1].data;
-    if (!one_type(t, typed, 3, out[1]))
-        return (int)cudaErrorInvalidValue;
-    return t.shape.queries && (t.o || t.lse) ? run(t, false) : 0;
+    return i >= 0 && i < IMPLEMENTATIONS ? implementations[i].name : nullptr;
 }
 
-extern "C" int vlai_cuda_attention_qkv(const vlai_cuda_call *call)
+extern "C" int vlai_cuda_attention_choice(const vlai_cuda_call *call)
 {
-    const vlai_cuda_tensor *in = call->in, *out = call->out, *typed[] = {&out[0]};
-    attention_task t = task_of(call, 1, in[0], in[0]);
-    use_packed(t, in[0]);
-    t.o = out[0].data;
-    t.lse = (float *)out[1].data;
-    if (!one_type(t, typed, 1, out[1]))
-        return (int)cudaErrorInvalidValue;
-    return t.shape.queries && (t.o || t.lse) ? run(t, false) : 0;
+    attention_task t;
+    if (task_of(call, layout_of(call), t))
+        for (int i = 0; i < IMPLEMENTATIONS; i++)
+            if (implementations[i].fits(t))
+                return i;
+    return -1;
 }
 
-extern "C" size_t vlai_cuda_workspace_attention_grad(const vla_graph *g, const vlai_node *node)
+extern "C" int vlai_cuda_attention_by(int i, const vlai_cuda_call *call)
 {
-    return grad_workspace(operand_of(g, node, 1).shape[0], node->attrs.attention.heads);
+    return i >= 0 && i < IMPLEMENTATIONS ? run(call, i) : -1;
 }
 
-extern "C" size_t vlai_cuda_workspace_attention_qkv_grad(const vla_graph *g, const vlai_node *node)
+extern "C" vla_status vlai_cuda_attention_prepare(const vlai_cuda_context *context, vlai_cuda_call *call, vla_error *)
 {
-    return grad_workspace(operand_of(g, node, 1).shape[0], node->attrs.attention.heads);
+    layout at = layout_of(call);
+    attention_task t;
+    char why[512] = "";
+    if (!context->fast_attention || !context->cudnn || !task_of(call, at, t) || fits_window(t) || !attention_cudnn_fits(t))
+        return VLA_OK;
+    if (!t.o || !t.lse || (at.backward && (!t.dq || !t.dk || !t.dv)))
+        return VLA_OK;
+    if (!*context->cudnn)
+        *context->cudnn = vlai_cudnn_open();
+    call->plan = const_cast<void *>(attention_cudnn_plan(t, at.backward, *context->cudnn, why, sizeof why));
+    if (!call->plan && *why)
+        vlai_warn("own attention kernels run instead of the fastest: %s", why);
+    return VLA_OK;
 }
 
-extern "C" int vlai_cuda_attention_grad(const vlai_cuda_call *call)
+/* Plans belong to the library's handle. */
+extern "C" void vlai_cuda_attention_release(vlai_cuda_call *call)
 {
-    const vlai_cuda_tensor *in = call->in, *out = call->out;
-    const vlai_cuda_tensor *typed[] = {&in[0], &in[2], &in[3], &in[4], &out[0], &out[1], &out[2]};
-    attention_task t = task_of(call, 6, in[1], in[2]);
-    t.dy = in[0].data;
-    t.q = in[1].data;
-    t.k = in[2].data;
-    t.v = in[3].data;
-    t.o = in[4].data;
-    t.lse = (float *)in[5].data;
-    t.dq = out[0].data;
-    t.dk = out[1].data;
-    t.dv = out[2].data;
-    return one_type(t, typed, 7, in[5]) ? run(t, true) : (int)cudaErrorInvalidValue;
-}
-
-extern "C" int vlai_cuda_attention_qkv_grad(const vlai_cuda_call *call)
-{
-    const vlai_cuda_tensor *in = call->in, *out = call->out, *typed[] = {&in[0], &in[2], &out[0]};
-    if (!out[0].data)
-        return 0;
-    attention_task t = task_of(call, 4, in[1], in[1]);
-    use_packed(t, in[1]);
-    t.dy = in[0].data;
-    t.o = in[2].data;
-    t.lse = (float *)in[3].data;
-    int64_t k = (int64_t)t.shape.heads * t.shape.dim;
-    t.dq = column(out[0], 0);
-    t.dk = column(out[0], k);
-    t.dv = column(out[0], k + (int64_t)t.shape.kv_heads * t.shape.dim);
-    return one_type(t, typed, 3, in[3]) ? run(t, true) : (int)cudaErrorInvalidValue;
+    call->plan = nullptr;
 }

@@ -29,8 +29,12 @@ struct attention_task {
     const void *dy, *q, *k, *v;
     void *o, *dq, *dk, *dv;
     float *lse; /* [Nq, heads] */
+    const int32_t *segments; /* [n_segments + 1], or NULL */
+    int64_t n_segments;
     cudaStream_t stream;
     void *workspace;
+    size_t workspace_bytes;
+    const void *plan; /* cuDNN's, or NULL */
 };
 
 /* Lets a kernel have more shared memory than the 48 KB that need no asking. */

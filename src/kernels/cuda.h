@@ -41,6 +41,7 @@ typedef struct vlai_cuda_context {
     int search;                        /* algorithms to time per shape that has no choice yet; 0: the heuristic's first */
     int arch;                          /* of the device: 90 = 9.0 */
     int fast_attention;                /* the fastest attention, whose backward may add in any order */
+    struct vlai_cudnn **cudnn;         /* opened by the first attention that wants it; NULL: never */
 } vlai_cuda_context;
 
 /* Operations that are prepared when a run is bound, with operands in place: descriptors, algorithms. release takes what
@@ -54,6 +55,8 @@ vla_status vlai_cuda_chain_prepare(const vlai_cuda_context *context, vlai_cuda_c
 void vlai_cuda_chain_release(vlai_cuda_call *call);
 vla_status vlai_cuda_matmul_prepare(const vlai_cuda_context *context, vlai_cuda_call *call, vla_error *err);
 void vlai_cuda_matmul_release(vlai_cuda_call *call);
+vla_status vlai_cuda_attention_prepare(const vlai_cuda_context *context, vlai_cuda_call *call, vla_error *err);
+void vlai_cuda_attention_release(vlai_cuda_call *call);
 
 typedef int (*vlai_cuda_fn)(const vlai_cuda_call *call);
 typedef size_t (*vlai_cuda_workspace_fn)(const vla_graph *g, const vlai_node *node);

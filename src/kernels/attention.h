@@ -1,0 +1,23 @@
+/* A choice of the implementation of attention, for tests and timings.
+ *
+ * Implementations are the rows of a table in kernels/attention.cu, best first, each with what it is for: cuDNN (fast attention
+ * of whole segments), windows (segments of at most 64 rows), tiles (any mask, bf16) and plain (any mask, fp32 arithmetic).
+ * All but cuDNN add in a fixed order. cuDNN is taken when vlai_cuda_attention_prepare left its plan in call->plan: with
+ * context->fast_attention, where the library is there and has one; otherwise the log says why, once per reason. */
+#ifndef VLAI_ATTENTION_H
+#define VLAI_ATTENTION_H
+
+#include "kernels/cuda.h"
+
+VLA_BEGIN_DECLS
+
+/* The name of implementation i; NULL past the last. */
+const char *vlai_cuda_attention_name(int i);
+/* The implementation that the launcher would take, or -1. */
+int vlai_cuda_attention_choice(const vlai_cuda_call *call);
+/* Runs the call by implementation i; -1 when it is not for such calls. */
+int vlai_cuda_attention_by(int i, const vlai_cuda_call *call);
+
+VLA_END_DECLS
+
+#endif
