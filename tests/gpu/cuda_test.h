@@ -8,7 +8,8 @@
  * neither around results and workspace, nor in operands that the op does not name as written.
  *
  * Tolerances, per element of a result whose row (last axis) has largest value r and whose tensor has root mean square s:
- *     |got - want| <= rel max(|want|, s) + row max(r, s) + roundings |want| 2^-8   (the last for bf16 results only)
+ *     |got - want| <= rel max(|want|, s) + row max(r, s) + floor + roundings |want| 2^-8   (the last for bf16 results only)
+ * floor is for results that are truly 0 because terms cancel: the precision of the terms.
  * A bf16 result of the same real number may be one unit in the last place (2^-8) away where the twin's fp32 value lies near
  * the middle of two, hence roundings = 1. exact: the bits of the twin. */
 #ifndef VLA_CUDA_TEST_H
@@ -40,7 +41,7 @@ typedef struct tensor {
 } tensor;
 
 typedef struct tolerance {
-    double rel, row;
+    double rel, row, floor;
     int roundings; /* 0: one */
     int exact;
 } tolerance;
@@ -305,7 +306,7 @@ static inline int compare(const char *name, const tensor *t, const void *got, co
             } else if (!isfinite(w)) {
                 same = isnan(w) ? isnan(g) : g == w;
             } else {
-                double allowed = within.rel * fmax(fabs(w), rms) + within.row * fmax(most, rms) + roundings * fabs(w) + 1e-37;
+                double allowed = within.rel * fmax(fabs(w), rms) + within.row * fmax(most, rms) + within.floor + roundings * fabs(w) + 1e-37;
                 same = fabs(g - w) <= allowed;
             }
             if (!same) {

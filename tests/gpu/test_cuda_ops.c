@@ -458,6 +458,9 @@ static void attention_case(vla_dtype t, mask_kind kind, int thinned, int n, cons
     vlai_attrs a = {.attention = {.heads = heads, .kv_heads = kv_heads, .head_dim = dim, .scale = 1 / sqrt(dim)}};
     /* bf16: scores and their gradients are rounded to bf16 (2^-9) between the two products of each. */
     tolerance within = {.row = t == VLA_BF16 ? 0x1p-7 : 2e-5}, grad = {.row = t == VLA_BF16 ? 0x1p-6 : 5e-5};
+    /* ds = p (dp - delta): both sums have dim products of at most 4, in fp32; ds is multiplied by q or k, at most 2. With one
+     * key they are equal, and what is left of them is rounding. */
+    grad.floor = 0x1p-22 * 2 * 4 * dim * 2 * a.attention.scale;
     mask m = make_mask(kind, thinned, n, lengths);
     int64_t queries = m.qpos.n;
     tensor q = reals(t, SHAPE2(queries, heads * dim)), k = reals(t, SHAPE2(m.keys, kv_heads * dim)), v = reals(t, SHAPE2(m.keys, kv_heads * dim));
