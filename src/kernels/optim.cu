@@ -34,42 +34,108 @@ struct squares_record {
     bool vector;
 };
 
-/* `x`'s elements first and on, at most CHUNK, on a block; every thread gets the sum. */
-template <class X> __device__ double squares_of(const squares_record &t, int64_t first)
+/* PACK neighbouring elements as they are stored, handled in pairs. Memory is streamed: each byte is met once a step. Pointers
+ * come from a table, so that only these calls tell the compiler that they are global. */
+template <class T> struct piece {
+    uint4 w[PACK * sizeof(T) / 16];
+
+    __device__ void load(const void *from, int64_t at)
+    {
+#pragma unroll
+        for (int k = 0; k < (int)(sizeof w / 16); k++)
+            w[k] = __ldcs((const uint4 *)((const T *)from + at) + k);
+    }
+    __device__ void store(void *to, int64_t at) const
+    {
+#pragma unroll
+        for (int k = 0; k < (int)(sizeof w / 16); k++)
+            __stcs((uint4 *)((T *)to + at) + k, w[k]);
+    }
+    __device__ uint32_t &word(int k)
+    {
+        return reinterpret_cast<uint32_t *>(w)[k];
+    }
+    /* Elements 2 k and 2 k + 1. */
+    __device__ float2 get(int k)
+    {
+        if constexpr (sizeof(T) == 2)
+            return {__uint_as_float(word(k) << 16), __uint_as_float(word(k) & 0xFFFF0000u)};
+        else
+            return {__uint_as_float(word(2 * k)), __uint_as_float(word(2 * k + 1))};
+    }
+    __device__ void set(int k, float2 x)
+    {
+        if constexpr (std::is_same_v<T, bf16>) {
+            __nv_bfloat162 h = __floats2bfloat162_rn(x.x, x.y);
+            memcpy(&word(k), &h, 4);
+        } else {
+            word(2 * k) = __float_as_uint(x.x);
+            word(2 * k + 1) = __float_as_uint(x.y);
+        }
+    }
+    __device__ void set_halves(int k, uint16_t a, uint16_t b)
+    {
+        word(k) = a | (uint32_t)b << 16;
+    }
+};
+
+/* The sum of PACK squares; those of bf16 are exact in fp32. */
+__device__ inline double squares_of(const float (&x)[PACK], bf16)
 {
-    const X *x = (const X *)t.x;
+    float part = 0;
+#pragma unroll
+    for (int i = 0; i < PACK; i++)
+        part += x[i] * x[i];
+    return (double)part;
+}
+
+__device__ inline double squares_of(const float (&x)[PACK], float)
+{
+    double part = 0;
+#pragma unroll
+    for (int i = 0; i < PACK; i++)
+        part += (double)x[i] * (double)x[i];
+    return part;
+}
+
+template <class X> __device__ inline double squares_at(const void *from, int64_t at)
+{
+    piece<X> p;
+    float x[PACK];
+    p.load(from, at);
+#pragma unroll
+    for (int k = 0; k < PACK / 2; k++) {
+        float2 two = p.get(k);
+        x[2 * k] = two.x;
+        x[2 * k + 1] = two.y;
+    }
+    return squares_of(x, X{});
+}
+
+/* Elements first and on of a tensor, at most CHUNK, on a block; every thread gets the sum. */
+template <class X> __device__ double squares_chunk(const squares_record &t, int64_t first)
+{
     int64_t end = first + CHUNK < t.n ? first + CHUNK : t.n;
     double sum = 0;
+    if (t.vector && end - first == CHUNK) {
 #pragma unroll 4
+        for (int k = 0; k < CHUNK / PIECE; k++)
+            sum += squares_at<X>(t.x, first + (int64_t)k * PIECE + threadIdx.x * PACK);
+        return block_sum(sum, THREADS);
+    }
     for (int64_t at = first + threadIdx.x * PACK; at < end; at += PIECE) {
-        float v[PACK];
-        if (t.vector && at + PACK <= end) {
-            pack<X, PACK> p;
-            p.load(x + at);
-            p.get(v);
-        } else {
+        float x[PACK];
 #pragma unroll
-            for (int i = 0; i < PACK; i++)
-                v[i] = at + i < end ? to_float(x[at + i]) : 0.0f;
-        }
-        if constexpr (std::is_same_v<X, bf16>) {
-            float part = 0; /* squares of bf16 are exact in fp32 */
-#pragma unroll
-            for (int i = 0; i < PACK; i++)
-                part += v[i] * v[i];
-            sum += (double)part;
-        } else {
-#pragma unroll
-            for (int i = 0; i < PACK; i++)
-                sum += (double)v[i] * (double)v[i];
-        }
+        for (int i = 0; i < PACK; i++)
+            x[i] = at + i < end ? to_float(((const X *)t.x)[at + i]) : 0.0f;
+        sum += squares_of(x, X{});
     }
     return block_sum(sum, THREADS);
 }
 
 template <class X> __global__ void __launch_bounds__(THREADS) squares_kernel(squares_record t, double *partial)
 {
-    double sum = squares_of<X>(t, (int64_t)blockIdx.x * CHUNK);
+    double sum = squares_chunk<X>(t, (int64_t)blockIdx.x * CHUNK);
     if (threadIdx.x == 0)
         partial[blockIdx.x] = sum;
 }
@@ -79,7 +145,7 @@ __global__ void __launch_bounds__(THREADS) squares_table_kernel(const squares_re
 {
     chunk c = chunks[blockIdx.x];
     squares_record t = tensors[c.tensor];
-    double sum = squares_of<X>(t, (int64_t)c.index * CHUNK);
+    double sum = squares_chunk<X>(t, (int64_t)c.index * CHUNK);
     if (threadIdx.x == 0)
         partial[t.first + c.index] = sum;
 }
@@ -172,116 +238,124 @@ __device__ inline void round_stochastic(float p, float m, float v, vlai_rounding
     hv = vlai_bf16_stochastic(v, bits.v);
 }
 
+struct adamw_numbers {
+    adamw_step step;
+    vlai_rounding rounding;
+    bool skip;
+};
+
+/* Elements at..at+PACK-1 of a tensor. */
+template <class P, class G, class M, storing STORE>
+__device__ inline void adamw_whole(const adamw_record &t, int64_t at, const adamw_numbers &numbers)
+{
+    piece<P> p;
+    piece<G> g;
+    piece<M> m, v;
+    piece<uint16_t> low;
+    p.load(t.p, at);
+    if (t.g)
+        g.load(t.g, at);
+    m.load(t.m, at);
+    v.load(t.v, at);
+    if constexpr (STORE == SPLIT)
+        low.load(t.low, at);
+#pragma unroll
+    for (int k = 0; k < PACK / 2; k++) {
+        float2 xg = t.g ? g.get(k) : float2{0, 0}, xm = m.get(k), xv = v.get(k), xp;
+        if constexpr (STORE == SPLIT)
+            xp = {master((uint16_t)p.word(k), (uint16_t)low.word(k)), master((uint16_t)(p.word(k) >> 16), (uint16_t)(low.word(k) >> 16))};
+        else
+            xp = p.get(k);
+        adamw_one(xp.x, xg.x, xm.x, xv.x, numbers.step, t);
+        adamw_one(xp.y, xg.y, xm.y, xv.y, numbers.step, t);
+        if constexpr (STORE == STOCHASTIC) {
+            uint16_t hp[2], hm[2], hv[2];
+            round_stochastic(xp.x, xm.x, xv.x, numbers.rounding, (uint32_t)at + 2 * k, hp[0], hm[0], hv[0]);
+            round_stochastic(xp.y, xm.y, xv.y, numbers.rounding, (uint32_t)at + 2 * k + 1, hp[1], hm[1], hv[1]);
+            p.set_halves(k, hp[0], hp[1]);
+            m.set_halves(k, hm[0], hm[1]);
+            v.set_halves(k, hv[0], hv[1]);
+            continue;
+        }
+        if constexpr (STORE == SPLIT) {
+            uint16_t high[2], rest[2];
+            split_master(xp.x, high[0], rest[0]);
+            split_master(xp.y, high[1], rest[1]);
+            p.set_halves(k, high[0], high[1]);
+            low.set_halves(k, rest[0], rest[1]);
+        } else {
+            p.set(k, xp);
+        }
+        m.set(k, xm);
+        v.set(k, xv);
+    }
+    p.store(t.p, at);
+    m.store(t.m, at);
+    v.store(t.v, at);
+    if constexpr (STORE == SPLIT)
+        low.store(t.low, at);
+}
+
+template <class P, class G, class M, storing STORE>
+__device__ inline void adamw_element(const adamw_record &t, int64_t i, const adamw_numbers &numbers)
+{
+    P *p = (P *)t.p + i;
+    M *m = (M *)t.m + i, *v = (M *)t.v + i;
+    float xg = t.g ? to_float(((const G *)t.g)[i]) : 0.0f, xm = to_float(*m), xv = to_float(*v), xp;
+    if constexpr (STORE == SPLIT)
+        xp = master(*(const uint16_t *)p, t.low[i]);
+    else
+        xp = to_float(*p);
+    adamw_one(xp, xg, xm, xv, numbers.step, t);
+    if constexpr (STORE == STOCHASTIC) {
+        round_stochastic(xp, xm, xv, numbers.rounding, (uint32_t)i, *(uint16_t *)p, *(uint16_t *)m, *(uint16_t *)v);
+        return;
+    }
+    if constexpr (STORE == SPLIT)
+        split_master(xp, *(uint16_t *)p, t.low[i]);
+    else
+        *p = from_float<P>(xp);
+    *m = from_float<M>(xm);
+    *v = from_float<M>(xv);
+}
+
 /* Elements first and on of a tensor, at most CHUNK, on a block. P, G, M: stored parameter, gradient, moments. */
 template <class P, class G, class M, storing STORE>
 __device__ void adamw_chunk(const adamw_record &t, int64_t first, const double *hyper, const double *clip)
 {
-    __shared__ adamw_step shared_step;
-    __shared__ vlai_rounding shared_rounding;
-    __shared__ bool skip;
+    __shared__ adamw_numbers shared_numbers;
     if (threadIdx.x == 0) { /* in double as on the host, where products are rounded before they are subtracted */
         double rate = hyper[VLA_HYPER_RATES + t.group];
-        shared_step = {(float)__dsub_rn(1, __dmul_rn(rate, t.weight_decay)), (float)(rate / hyper[VLA_HYPER_BIAS1]), (float)(1 / sqrt(hyper[VLA_HYPER_BIAS2])), (float)clip[1]};
-        skip = clip[2] == 0;
+        shared_numbers.step = {(float)__dsub_rn(1, __dmul_rn(rate, t.weight_decay)), (float)(rate / hyper[VLA_HYPER_BIAS1]),
+                               (float)(1 / sqrt(hyper[VLA_HYPER_BIAS2])), (float)clip[1]};
+        shared_numbers.skip = clip[2] == 0;
         if constexpr (STORE == STOCHASTIC)
-            shared_rounding = vlai_rounding_of((uint64_t)hyper[VLA_HYPER_SEED], (uint64_t)hyper[VLA_HYPER_UPDATE], t.key, (uint32_t)(first >> 32));
+            shared_numbers.rounding = vlai_rounding_of((uint64_t)hyper[VLA_HYPER_SEED], (uint64_t)hyper[VLA_HYPER_UPDATE], t.key, (uint32_t)(first >> 32));
     }
     __syncthreads();
-    if (skip)
+    adamw_numbers numbers = shared_numbers;
+    if (numbers.skip)
         return;
-    adamw_step s = shared_step;
-    vlai_rounding rounding = {};
-    if constexpr (STORE == STOCHASTIC)
-        rounding = shared_rounding;
-    P *p = (P *)t.p;
-    const G *g = (const G *)t.g;
-    M *m = (M *)t.m, *v = (M *)t.v;
-    uint16_t *low = t.low;
     int64_t end = first + CHUNK < t.n ? first + CHUNK : t.n;
+#pragma unroll 1
     for (int64_t at = first + threadIdx.x * PACK; at < end; at += PIECE) {
-        float xp[PACK], xg[PACK] = {0}, xm[PACK], xv[PACK];
-        if (t.vector && at + PACK <= end) {
-            pack<P, PACK> pp;
-            pack<G, PACK> pg;
-            pack<M, PACK> pm, pv;
-            union {
-                uint4 word;
-                uint16_t h[PACK];
-            } pl;
-            pp.load(p + at);
-            if (g)
-                pg.load(g + at);
-            pm.load(m + at);
-            pv.load(v + at);
-            if constexpr (STORE == SPLIT) {
-                pl.word = *reinterpret_cast<const uint4 *>(low + at);
-                const uint16_t *high = reinterpret_cast<const uint16_t *>(pp.w);
-#pragma unroll
-                for (int i = 0; i < PACK; i++)
-                    xp[i] = master(high[i], pl.h[i]);
-            } else {
-                pp.get(xp);
-            }
-            if (g)
-                pg.get(xg);
-            pm.get(xm);
-            pv.get(xv);
-#pragma unroll
-            for (int i = 0; i < PACK; i++)
-                adamw_one(xp[i], xg[i], xm[i], xv[i], s, t);
-            if constexpr (STORE == SPLIT) {
-                uint16_t *high = reinterpret_cast<uint16_t *>(pp.w);
-#pragma unroll
-                for (int i = 0; i < PACK; i++)
-                    split_master(xp[i], high[i], pl.h[i]);
-                *reinterpret_cast<uint4 *>(low + at) = pl.word;
-            }
-            if constexpr (STORE == STOCHASTIC) {
-                uint16_t *hp = reinterpret_cast<uint16_t *>(pp.w), *hm = reinterpret_cast<uint16_t *>(pm.w), *hv = reinterpret_cast<uint16_t *>(pv.w);
-#pragma unroll
-                for (int i = 0; i < PACK; i++)
-                    round_stochastic(xp[i], xm[i], xv[i], rounding, (uint32_t)at + i, hp[i], hm[i], hv[i]);
-            } else {
-                if constexpr (STORE == NEAREST)
-                    pp.set(xp);
-                pm.set(xm);
-                pv.set(xv);
-            }
-            pp.store(p + at);
-            pm.store(m + at);
-            pv.store(v + at);
-            continue;
-        }
-        for (int64_t i = at; i < end && i < at + PACK; i++) {
-            float yg = g ? to_float(g[i]) : 0.0f, ym = to_float(m[i]), yv = to_float(v[i]), yp;
-            if constexpr (STORE == SPLIT)
-                yp = master(((const uint16_t *)p)[i], low[i]);
-            else
-                yp = to_float(p[i]);
-            adamw_one(yp, yg, ym, yv, s, t);
-            if constexpr (STORE == STOCHASTIC) {
-                round_stochastic(yp, ym, yv, rounding, (uint32_t)i, ((uint16_t *)p)[i], ((uint16_t *)m)[i], ((uint16_t *)v)[i]);
-                continue;
-            }
-            if constexpr (STORE == SPLIT)
-                split_master(yp, ((uint16_t *)p)[i], low[i]);
-            else
-                p[i] = from_float<P>(yp);
-            m[i] = from_float<M>(ym);
-            v[i] = from_float<M>(yv);
-        }
+        if (t.vector && at + PACK <= end)
+            adamw_whole<P, G, M, STORE>(t, at, numbers);
+        else
+            for (int64_t i = at; i < end && i < at + PACK; i++)
+                adamw_element<P, G, M, STORE>(t, i, numbers);
     }
 }
 
-/* Three blocks per multiprocessor: 64 (all bf16) to 112 bytes per thread are then in flight, 49 to 86 KB in all. */
+/* Four blocks per multiprocessor: 64 (all bf16) to 112 bytes per thread are then in flight, 64 to 112 KB in all. */
 template <class P, class G, class M, storing STORE>
-__global__ void __launch_bounds__(THREADS, 3) adamw_kernel(adamw_record t, const double *hyper, const double *clip)
+__global__ void __launch_bounds__(THREADS, 4) adamw_kernel(adamw_record t, const double *hyper, const double *clip)
 {
     adamw_chunk<P, G, M, STORE>(t, (int64_t)blockIdx.x * CHUNK, hyper, clip);
 }
 
 template <class P, class G, class M, storing STORE>
-__global__ void __launch_bounds__(THREADS, 3)
+__global__ void __launch_bounds__(THREADS, 4)
     adamw_table_kernel(const adamw_record *tensors, const chunk *chunks, const double *hyper, const double *clip)
 {
     chunk c = chunks[blockIdx.x];

@@ -110,8 +110,12 @@ static void add_update(vla_graph *g, const vla_store *store, const vla_gradient_
     }
 }
 
-static vla_status gradient_list(const vla_store *store, vla_value **out, vla_error *err)
+static vla_status gradient_list(const vla_store *store, const vla_adamw_options *options, vla_value **out, vla_error *err)
 {
+    *out = NULL;
+    if (!(options->eps > 0))
+        return vlai_fail(err, VLA_E_INVALID, "AdamW: eps is %g, wanted more than 0: where gradients are exactly zero a step would be 0/0",
+                         options->eps);
     vla_value *list = vlai_array(store->count + 1, sizeof *list);
     for (size_t i = 0; list && i < store->count; i++)
         list[i] = VLA_NONE;
@@ -124,7 +128,7 @@ vla_status vla_graph_step(vla_graph *g, const vla_store *store, vla_gradient_sta
 {
     vla_value *gradient;
     VLA_TRY(vla_graph_check(g, err));
-    VLA_TRY(gradient_list(store, &gradient, err));
+    VLA_TRY(gradient_list(store, options, &gradient, err));
     size_t params = g->n_gradient;
     g->backward = true;
     for (size_t v = 0; v < params; v++) {
@@ -166,7 +170,7 @@ vla_status vla_graph_adamw(const vla_store *store, const vla_gradient_status *st
     VLA_TRY(vla_graph_create(&g, err));
     g->backward = true;
     vla_value *gradient;
-    vla_status result = gradient_list(store, &gradient, err);
+    vla_status result = gradient_list(store, options, &gradient, err);
     if (result == VLA_OK) {
         for (size_t i = 0; i < store->count; i++)
             if (status[i] == VLA_GRADIENT_SOME)

@@ -164,8 +164,20 @@ static void read_and_write(void **state)
     vla_store_destroy(s);
 }
 
+static void eps_keeps_zeros_finite(void **state)
+{
+    (void)state;
+    vla_error err;
+    vla_store *s = make_store(VLA_FP32, VLA_STORE_TRAIN);
+    vla_adamw_options options = adamw;
+    options.eps = 0;
+    vla_graph *g;
+    assert_fails(vla_graph_adamw(s, (vla_gradient_status[3]){VLA_GRADIENT_ZERO}, &options, &g, &err), VLA_E_INVALID, err, "eps is 0");
+    vla_store_destroy(s);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(one_plan_or_two), cmocka_unit_test(read_and_write)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(one_plan_or_two), cmocka_unit_test(read_and_write), cmocka_unit_test(eps_keeps_zeros_finite)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
