@@ -54,6 +54,21 @@ static vla_value mlp(model *m, int layer, int stream, vla_value x, bool bias)
     return vla_add(g, x, vla_linear(g, vla_swiglu(g, u), param(m, "down.%d.%d", layer, stream, WIDTH, INNER), bias ? param(m, "down_bias.%d.%d", layer, stream, 0, WIDTH) : VLA_NONE));
 }
 
+/* The tables of rows and the rotation. */
+static void declare(model *m)
+{
+    vla_graph *g = m->g;
+    vla_rope_options rope = {.base = 100, .half = DIM / 2, .axes = 1, .sections = {DIM / 2}, .dtype = VLA_COMPUTE};
+    m->tables = vla_rope_table(g, vla_graph_input(g, "positions", VLA_I32, 2, (int64_t[]){1, N}), &rope);
+    m->map = vla_graph_input(g, "map", VLA_I32, 1, (int64_t[]){N});
+    m->at[0] = vla_graph_input(g, "at0", VLA_I32, 1, (int64_t[]){N0});
+    m->at[1] = vla_graph_input(g, "at1", VLA_I32, 1, (int64_t[]){N1});
+    m->qpos = vla_graph_input(g, "qpos", VLA_I32, 1, (int64_t[]){N});
+    m->rows = vla_graph_input(g, "rows", VLA_I32, 2, (int64_t[]){N, 2});
+    m->cols = vla_graph_input(g, "cols", VLA_I32, 2, (int64_t[]){N, 4});
+    m->segments = vla_graph_input(g, "segments", VLA_I32, 1, (int64_t[]){3});
+}
+
 /* Layer 0 is the tower's, over one stream; the others are over two. */
 static vla_graph *build(const char *name_of)
 {
@@ -61,15 +76,7 @@ static vla_graph *build(const char *name_of)
     model m = {.name_of = name_of};
     assert_ok(vla_graph_create(&m.g, &err), err);
     vla_graph *g = m.g;
-    vla_rope_options rope = {.base = 100, .half = DIM / 2, .axes = 1, .sections = {DIM / 2}, .dtype = VLA_COMPUTE};
-    m.tables = vla_rope_table(g, vla_graph_input(g, "positions", VLA_I32, 2, (int64_t[]){1, N}), &rope);
-    m.map = vla_graph_input(g, "map", VLA_I32, 1, (int64_t[]){N});
-    m.at[0] = vla_graph_input(g, "at0", VLA_I32, 1, (int64_t[]){N0});
-    m.at[1] = vla_graph_input(g, "at1", VLA_I32, 1, (int64_t[]){N1});
-    m.qpos = vla_graph_input(g, "qpos", VLA_I32, 1, (int64_t[]){N});
-    m.rows = vla_graph_input(g, "rows", VLA_I32, 2, (int64_t[]){N, 2});
-    m.cols = vla_graph_input(g, "cols", VLA_I32, 2, (int64_t[]){N, 4});
-    m.segments = vla_graph_input(g, "segments", VLA_I32, 1, (int64_t[]){3});
+    declare(&m);
     vla_value x = vla_graph_input(g, "x", VLA_COMPUTE, 2, (int64_t[]){N, WIDTH}), stream[2], packed[2];
     x = vla_linear(g, x, param(&m, "embed.%d.%d", 0, 0, WIDTH, WIDTH), VLA_NONE);
     vlai_graph_layer(g, 0);
@@ -153,11 +160,10 @@ typedef struct outcome {
     size_t arena;
 } outcome;
 
-static outcome compute(const vla_plan_options *options, const char *name_of)
+static outcome compute_graph(vla_graph *g, const vla_plan_options *options)
 {
     vla_error err;
     outcome result = {0};
-    vla_graph *g = build(name_of);
     vla_store *store;
     assert_ok(vla_store_create(&store, &err), err);
     for (size_t v = 0; v < g->n_values; v++)
@@ -205,6 +211,11 @@ static outcome compute(const vla_plan_options *options, const char *name_of)
     vla_plan_destroy(plan);
     vla_store_destroy(store);
     return result;
+}
+
+static outcome compute(const vla_plan_options *options, const char *name_of)
+{
+    return compute_graph(build(name_of), options);
 }
 
 static vla_plan_options options_of(vla_numerics numerics, vla_recompute recompute, unsigned fuse)
@@ -310,9 +321,87 @@ static void test_no_circle(void **state)
     vla_plan_destroy(plan);
 }
 
+/* A graph of random operations over random values that are there, some of them read twice, named or in another layer: what
+ * the patterns look like is then mostly broken in some way, and never to be joined wrongly. */
+static vla_graph *random_graph(uint64_t seed)
+{
+    enum { STEPS = 24, POOL = 2 + STEPS };
+    vla_error err;
+    model m = {0};
+    assert_ok(vla_graph_create(&m.g, &err), err);
+    vla_graph *g = m.g;
+    declare(&m);
+    vla_value pool[POOL]; /* all [N, WIDTH] */
+    int n = 0, number = 0;
+    pool[n++] = vla_graph_input(g, "x", VLA_COMPUTE, 2, (int64_t[]){N, WIDTH});
+    pool[n] = vla_linear(g, pool[0], param(&m, "in.%d.%d", 0, 0, WIDTH, WIDTH), VLA_NONE);
+    n++;
+#define PICK(k) ((int)((next(&seed) + 1) / 2 * (k)) % (k))
+#define ONE pool[n - 1 - PICK(n < 4 ? n : 4)]
+    for (int step = 0; step < STEPS; step++, number++) {
+        vlai_graph_layer(g, PICK(3) - 1);
+        vla_value x = ONE, y = VLA_NONE, bias = PICK(2) ? param(&m, "b.%d.%d", number, 0, 0, WIDTH) : VLA_NONE, stream[2];
+        switch (PICK(7)) {
+        case 0: y = vla_add(g, x, vla_linear(g, ONE, param(&m, "w.%d.%d", number, 0, WIDTH, WIDTH), bias)); break;
+        case 1: y = vla_rms_norm(g, x, PICK(3) ? param(&m, "norm.%d.%d", number, 0, 0, WIDTH) : VLA_NONE, 1e-3); break;
+        case 2: y = vla_linear(g, vla_swiglu(g, vla_linear(g, x, param(&m, "u.%d.%d", number, 0, 2 * WIDTH, WIDTH), VLA_NONE)), param(&m, "d.%d.%d", number, 0, WIDTH, WIDTH), bias); break;
+        case 3: y = vla_add(g, vla_rms_norm(g, x, param(&m, "norm.%d.%d", number, 0, 0, WIDTH), 1e-3), PICK(2) ? x : ONE); break;
+        case 4:
+            for (int s = 0; s < 2; s++)
+                stream[s] = vla_gather_rows(g, s && PICK(2) ? ONE : x, m.at[s], -1);
+            y = vla_merge_rows(g, stream[0], PICK(2) ? stream[1] : vla_scale(g, stream[1], 0.5), m.map, m.at[0], m.at[1]);
+            break;
+        case 5:
+            y = vla_linear(g, x, param(&m, "qkv.%d.%d", number, 0, PACKED, WIDTH), VLA_NONE);
+            y = attention(&m, 1, PICK(2) ? y : vla_merge_rows(g, vla_gather_rows(g, y, m.at[0], -1), vla_gather_rows(g, y, m.at[1], -1), m.map, m.at[0], m.at[1]));
+            break;
+        default: y = vla_mul(g, vla_silu(g, x), ONE); break;
+        }
+        if (PICK(6) == 0) {
+            char text[16];
+            snprintf(text, sizeof text, "named.%d", number);
+            vla_graph_name(g, y, text);
+        }
+        pool[n++] = vla_rms_norm(g, y, VLA_NONE, 1e-2); /* keeps numbers near 1 through many steps */
+        if (PICK(2))
+            pool[n - 1] = vla_add(g, pool[n - 1], x);
+    }
+    vlai_graph_layer(g, -1);
+    vla_value target = vla_graph_input(g, "target", VLA_COMPUTE, 2, (int64_t[]){N, WIDTH}), mask = vla_graph_input(g, "mask", VLA_COMPUTE, 2, (int64_t[]){N, WIDTH});
+    vla_graph_name(g, vla_masked_mse(g, pool[n - 1], target, mask).loss, "loss");
+    assert_ok(vla_graph_check(g, &err), err);
+    assert_ok(vla_graph_backward(g, vla_graph_find(g, "loss"), 1.0, &err), err);
+    return g;
+}
+
+static void test_random_graphs(void **state)
+{
+    (void)state;
+    size_t total[VLAI_FUSE_COUNT] = {0};
+    for (uint64_t seed = 1; seed <= 120; seed++) {
+        vla_recompute recompute = (vla_recompute)(seed % 3);
+        vla_plan_options plain = options_of(VLA_FP64, VLA_RECOMPUTE_NONE, 0), fused = options_of(VLA_FP64, recompute, 1 + (unsigned)(seed / 3 % 3));
+        outcome a = compute_graph(random_graph(seed), &plain), b = compute_graph(random_graph(seed), &fused);
+        double worst = 0, largest = 0;
+        assert_int_equal(a.n, b.n);
+        for (size_t i = 0; i < a.n; i++) {
+            worst = fmax(worst, fabs(a.gradient[i] - b.gradient[i]));
+            largest = fmax(largest, fabs(a.gradient[i]));
+        }
+        if (!(fabs(a.loss - b.loss) <= 1e-12 * fabs(a.loss) && worst <= 1e-11 * largest))
+            fail_msg("graph %d: loss %.17g and fused %.17g, gradients differ by %g of %g", (int)seed, a.loss, b.loss, worst, largest);
+        for (int p = 0; p < VLAI_FUSE_COUNT; p++)
+            total[p] += b.fused[p];
+        free(a.gradient);
+        free(b.gradient);
+    }
+    for (int p = 0; p < VLAI_FUSE_COUNT; p++)
+        assert_in_range(total[p], 10, 100000); /* the graphs hold what the patterns want */
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_results_stay),     cmocka_unit_test(test_counts), cmocka_unit_test(test_named_values_stay),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_random_graphs), cmocka_unit_test(test_results_stay),     cmocka_unit_test(test_counts), cmocka_unit_test(test_named_values_stay),
                                        cmocka_unit_test(test_kept_products), cmocka_unit_test(test_no_circle)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
