@@ -156,13 +156,16 @@ static vla_status make_rooms(job *j, int threads, vla_error *err)
     for (size_t i = 0; i < s->count; i++)
         staged |= s->params[i].run != s->params[i].pitch;
     bool low = staged && j->kind == VLA_STORE_WEIGHT;
+    size_t size = 1; /* of the largest stored type */
+    for (size_t i = 0; i < s->count; i++)
+        size = vla_dtype_size(s->params[i].dtype[j->kind]) > size ? vla_dtype_size(s->params[i].dtype[j->kind]) : size;
     j->rooms = vlai_calloc((size_t)threads, sizeof *j->rooms);
     if (!j->rooms)
         return vlai_nomem(err, (size_t)threads * sizeof *j->rooms);
     for (int i = 0; i < threads; i++) {
         room *r = &j->rooms[i];
         r->values = vlai_array(n, sizeof *r->values);
-        r->kept = staged ? vlai_staging_alloc(s, n * sizeof(double)) : NULL;
+        r->kept = staged ? vlai_staging_alloc(s, n * size) : NULL;
         r->low = low ? vlai_staging_alloc(s, n * sizeof(uint16_t)) : NULL;
         if (!r->values || (staged && !r->kept) || (low && !r->low))
             return vlai_nomem(err, n * (sizeof *r->values + sizeof(double)));

@@ -7,9 +7,11 @@
 #include "ckpt/ckpt.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <xxhash.h>
 
@@ -78,6 +80,49 @@ static vla_status verify_listed(const char *dir, const json_t *list, bool hashes
     return VLA_OK;
 }
 
+/* A start opens its checkpoint several times, and hashing 25 GB takes a while: what this process has found whole is not hashed
+ * again as long as no file has changed since. */
+static struct {
+    pthread_mutex_t lock;
+    char dir[VLAI_CKPT_PATH];
+    uint64_t files; /* names, sizes, times of all that are listed */
+} whole = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static uint64_t stamp_of(const char *dir, const json_t *list)
+{
+    uint64_t stamp = 0;
+    const char *name;
+    json_t *entry;
+    json_object_foreach((json_t *)(uintptr_t)list, name, entry) {
+        char path[VLAI_CKPT_PATH];
+        struct stat s;
+        if (!vlai_path_join(path, sizeof path, dir, name) || stat(path, &s) != 0)
+            return 0;
+        const int64_t facts[] = {(int64_t)s.st_size, (int64_t)s.st_ino, (int64_t)s.st_mtim.tv_sec, (int64_t)s.st_mtim.tv_nsec,
+                                 (int64_t)s.st_ctim.tv_sec, (int64_t)s.st_ctim.tv_nsec};
+        stamp = XXH64(facts, sizeof facts, XXH64(name, strlen(name), stamp));
+        const char *hash = json_string_value(json_object_get(entry, "hash"));
+        stamp = XXH64(hash ? hash : "", hash ? strlen(hash) : 0, stamp);
+    }
+    return stamp;
+}
+
+static bool is_known_whole(const char *dir, uint64_t stamp)
+{
+    pthread_mutex_lock(&whole.lock);
+    bool known = stamp && stamp == whole.files && !strcmp(dir, whole.dir);
+    pthread_mutex_unlock(&whole.lock);
+    return known;
+}
+
+static void note_whole(const char *dir, uint64_t stamp)
+{
+    pthread_mutex_lock(&whole.lock);
+    snprintf(whole.dir, sizeof whole.dir, "%s", dir);
+    whole.files = stamp;
+    pthread_mutex_unlock(&whole.lock);
+}
+
 vla_status vlai_ckpt_verify(const char *dir, bool hashes, vla_error *err)
 {
     char path[VLAI_CKPT_PATH];
@@ -106,8 +151,13 @@ vla_status vlai_ckpt_verify(const char *dir, bool hashes, vla_error *err)
             if (!json_object_get(list, needed[i]))
                 status = damaged(err, dir, needed[i], "the list of checksums lacks it");
     }
-    if (status == VLA_OK)
+    if (status == VLA_OK) {
+        uint64_t stamp = stamp_of(dir, list);
+        hashes = hashes && !is_known_whole(dir, stamp);
         status = verify_listed(dir, list, hashes, err);
+        if (status == VLA_OK && hashes)
+            note_whole(dir, stamp);
+    }
     json_decref(sums);
     return status;
 }

@@ -4,6 +4,8 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/text.h"
+#include "exec/executor.h"
+#include "exec/store.h"
 #include "pass/pass.h"
 #include "train/device.h"
 
@@ -183,6 +185,17 @@ static vla_status make_fitting_plan(vlai_plans *p, vlai_bucket *b, vla_error *er
     return VLA_OK;
 }
 
+/* Batches a little larger than the first will come: where there is room, a device's arena is a little larger from the start, so
+ * that it need not be made anew, and every captured step with it. */
+static void leave_room(const vlai_plans *p, vla_plan *plan)
+{
+    size_t held = vlai_store_held(p->store), room = vlai_device_room(p->executor, p->options.limit, held);
+    vlai_plan_need need = vlai_plan_needs(p->executor, plan);
+    size_t more = need.arena / 32;
+    if (strcmp(vla_executor_device(p->executor), "cpu") != 0 && need.arena > p->executor->arena_bytes && held + need.arena + more + need.scratch <= room)
+        plan->memory.arena_bytes += more;
+}
+
 static vla_status fill_bucket(vlai_plans *p, vlai_bucket *b, const void *shape, bool training, vla_error *err)
 {
     size_t params = vla_store_count(p->store);
@@ -193,6 +206,8 @@ static vla_status fill_bucket(vlai_plans *p, vlai_bucket *b, const void *shape, 
         return vlai_nomem(err, p->model.shape_size + params * sizeof *b->status);
     memcpy(b->shape, shape, p->model.shape_size);
     VLA_TRY(p->options.automatic && training ? make_fitting_plan(p, b, err) : make_plan(p, b, p->options.plan.recompute, err));
+    if (training)
+        leave_room(p, b->plan);
     return bind(p, b->plan, &b->run, err);
 }
 
