@@ -9,6 +9,7 @@
 #include "vla/trainer.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 #include <time.h>
 

@@ -6,6 +6,7 @@
 #include "base/fail.h"
 #include "base/memory.h"
 
+#include <stdbool.h>
 #include <string.h>
 
 /* What matrix units and vector loads of every device are content with. */
@@ -394,9 +395,70 @@ void vlai_store_floats(const vla_store *store, vla_store_kind kind, size_t index
     }
 }
 
+/* Weights without host memory go through the stored types in parts. A device that fails here fails the next call that can
+ * say so. */
+enum { REMOTE = 1024 };
+
+static bool is_remote(const vla_store *store)
+{
+    return store->device[VLA_STORE_WEIGHT] && !store->arena[VLA_STORE_WEIGHT];
+}
+
+static void get_remote(const vla_store *store, size_t index, int64_t first, int64_t n, float *out)
+{
+    const vlai_param *p = &store->params[index];
+    double kept[REMOTE];
+    uint16_t low[REMOTE];
+    bool split = p->dtype[VLA_STORE_LOW] != VLA_DTYPE_NONE;
+    for (int64_t done = 0, m; done < n; done += m) {
+        m = n - done < REMOTE ? n - done : REMOTE;
+        memset(kept, 0, sizeof kept);
+        memset(low, 0, sizeof low);
+        (void)vla_store_read(store, VLA_STORE_WEIGHT, index, first + done, m, kept, NULL);
+        if (split)
+            (void)vla_store_read(store, VLA_STORE_LOW, index, first + done, m, low, NULL);
+        floats_of(p->dtype[VLA_STORE_WEIGHT], kept, split ? low : NULL, m, out + done);
+    }
+}
+
+static void put_floats(vla_dtype dtype, const float *from, int64_t n, void *to, uint16_t *low)
+{
+    uint16_t *half = to;
+    if (dtype == VLA_F32)
+        memcpy(to, from, (size_t)n * sizeof *from);
+    else if (dtype == VLA_F64)
+        for (int64_t i = 0; i < n; i++)
+            ((double *)to)[i] = (double)from[i];
+    else if (low)
+        for (int64_t i = 0; i < n; i++)
+            split_master(from[i], &half[i], &low[i]);
+    else
+        for (int64_t i = 0; i < n; i++)
+            half[i] = vlai_bf16_from_float(from[i]);
+}
+
+static void set_remote(vla_store *store, size_t index, int64_t first, int64_t n, const float *values)
+{
+    const vlai_param *p = &store->params[index];
+    double kept[REMOTE];
+    uint16_t low[REMOTE];
+    bool split = p->dtype[VLA_STORE_LOW] != VLA_DTYPE_NONE;
+    for (int64_t done = 0, m; done < n; done += m) {
+        m = n - done < REMOTE ? n - done : REMOTE;
+        put_floats(p->dtype[VLA_STORE_WEIGHT], values + done, m, kept, split ? low : NULL);
+        (void)vla_store_write(store, VLA_STORE_WEIGHT, index, first + done, m, kept, NULL);
+        if (split)
+            (void)vla_store_write(store, VLA_STORE_LOW, index, first + done, m, low, NULL);
+    }
+}
+
 void vla_store_get_float(const vla_store *store, size_t index, int64_t first, int64_t n, float *out)
 {
     const vlai_param *p = &store->params[index];
+    if (is_remote(store)) {
+        get_remote(store, index, first, n, out);
+        return;
+    }
     for (int64_t done = 0, m; done < n; done += m) {
         m = vlai_param_span(p, first + done, n - done);
         floats_of(p->dtype[VLA_STORE_WEIGHT], place_of(store, VLA_STORE_WEIGHT, p, first + done), place_of(store, VLA_STORE_LOW, p, first + done), m,
@@ -407,21 +469,13 @@ void vla_store_get_float(const vla_store *store, size_t index, int64_t first, in
 void vla_store_set_float(vla_store *store, size_t index, int64_t first, int64_t n, const float *values)
 {
     const vlai_param *p = &store->params[index];
+    if (is_remote(store)) {
+        set_remote(store, index, first, n, values);
+        return;
+    }
     for (int64_t done = 0, m; done < n; done += m) {
         m = vlai_param_span(p, first + done, n - done);
-        const float *from = values + done;
-        void *to = place_of(store, VLA_STORE_WEIGHT, p, first + done);
-        uint16_t *half = to, *low = place_of(store, VLA_STORE_LOW, p, first + done);
-        if (p->dtype[VLA_STORE_WEIGHT] == VLA_F32)
-            memcpy(to, from, (size_t)m * sizeof *from);
-        else if (p->dtype[VLA_STORE_WEIGHT] == VLA_F64)
-            for (int64_t i = 0; i < m; i++)
-                ((double *)to)[i] = (double)from[i];
-        else if (low)
-            for (int64_t i = 0; i < m; i++)
-                split_master(from[i], &half[i], &low[i]);
-        else
-            for (int64_t i = 0; i < m; i++)
-                half[i] = vlai_bf16_from_float(from[i]);
+        put_floats(p->dtype[VLA_STORE_WEIGHT], values + done, m, place_of(store, VLA_STORE_WEIGHT, p, first + done),
+                   place_of(store, VLA_STORE_LOW, p, first + done));
     }
 }
