@@ -387,11 +387,9 @@ static vla_status load_weights(vlai_predict *p, vla_error *err)
     if (status == VLA_OK)
         status = vlai_pool_create(p->options.threads, &pool, err);
     if (status == VLA_OK)
-        status = vla_store_allocate(p->store, numerics_of(p), VLA_STORE_PREDICT, err);
+        status = vla_store_allocate_on(p->store, p->executor, numerics_of(p), VLA_STORE_PREDICT, 0, err);
     if (status == VLA_OK)
         status = vlai_wallx_load(&p->model, st, p->store, pool, err);
-    if (status == VLA_OK)
-        status = vla_store_attach(p->store, p->executor, err);
     vlai_pool_destroy(pool);
     vlai_safetensors_close(st);
     return status;

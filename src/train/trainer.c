@@ -222,6 +222,9 @@ void vla_trainer_destroy(vla_trainer *t)
 {
     if (!t)
         return;
+    for (int i = 0; i < t->flight_count; i++)
+        if (!t->flights[i].collected)
+            (void)vla_run_wait(t->flights[i].run, NULL); /* its memory must not go while the device works on it */
     vlai_loader_destroy(t->loader);
     vla_checkpoint_writer_destroy(t->writer);
     vlai_metrics_close(t->metrics);
@@ -521,6 +524,10 @@ static vla_status validate_if_due(vla_trainer *t, vla_error *err)
 static vla_status leave(vla_trainer *t, vla_status status)
 {
     vla_error failure = VLA_ERROR_INIT;
+    vla_record unreported;
+    while (t->flight_count > 0) /* what is under way belongs to the state that is saved */
+        if (vlai_step_end(t, &unreported, &failure) != VLA_OK)
+            return status;
     if (status != VLA_E_NONFINITE && t->progress.step > 0 && save(t, true, &failure) != VLA_OK)
         vlai_warn("%s", failure.message);
     return status;
