@@ -67,7 +67,9 @@ size_t vlai_device_room(const vla_executor *ex, size_t limit, size_t held)
 {
     size_t room = limit ? limit : SIZE_MAX;
 #ifdef VLA_CUDA
-    size_t have, total;
+    size_t have, total, tables = (size_t)64 << 20; /* of the update, per plan; they count against the limit too */
+    if (ex->backend != &vlai_backend_cpu && limit > tables)
+        room = limit - tables;
     if (ex->backend != &vlai_backend_cpu && vlai_device_memory(&have, &total) == 0) {
         have += ex->arena_bytes + ex->workspace_bytes; /* they make way */
         have = have > VLAI_DEVICE_SPARE ? have - VLAI_DEVICE_SPARE : 0;
