@@ -352,11 +352,10 @@ static void print_table(const request *r, const summary *s)
 
 static void print_summary(const request *r, const model *m, const summary *s)
 {
-    static const char *const numerics[] = {"fp32", "bf16", "bf16-sr", "bf16-plain", "fp64"};
     const vlai_wallx_shape *shape = &m->shape;
     int64_t tokens = (shape->tokens0 + shape->tokens1) / shape->samples;
     printf("%s: batch %lld, %s, device %s, %lld parameters, embedding of %lld rows\n", r->config, (long long)r->batch,
-           numerics[m->numerics], r->device, (long long)s->parameters, (long long)m->config.vocab_size);
+           vlai_numerics_name(m->numerics), r->device, (long long)s->parameters, (long long)m->config.vocab_size);
     printf("a sample: %lld tokens = %lld text + %lld picture + %lld action;", (long long)tokens, (long long)r->text_tokens,
            (long long)(shape->units / shape->samples), (long long)shape->horizon);
     for (int64_t i = 0; i < r->images; i++)

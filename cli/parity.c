@@ -4,6 +4,7 @@
 
 #include "base/io.h"
 #include "base/memory.h"
+#include "optim/settings.h"
 #include "parity/parity.h"
 
 #include <jansson.h>
@@ -12,7 +13,7 @@
 #include <string.h>
 
 static const char help[] =
-    "Usage: vla parity [--json] [--verbose] [--numerics fp32|bf16] [--device cpu] [--fuse] DIR...\n\n"
+    "Usage: vla parity [--json] [--verbose] [--numerics fp32|bf16|bf16-sr|bf16-plain] [--device cpu] [--fuse] DIR...\n\n"
     "Runs golden cases: folders with a case.json that says what to compute and what the reference computed. A DIR that\n"
     "holds case folders runs all of them. Exit code 0 only if every case passed.\n\n"
     "  --verbose    one line per tensor\n"
@@ -129,8 +130,9 @@ int command_parity(int argc, char **argv)
     int code = args_parse(&a, argc, argv);
     if (code >= 0)
         return code;
-    if (strcmp(o.numerics, "fp32") && strcmp(o.numerics, "bf16")) {
-        fprintf(stderr, "vla parity: --numerics '%s': wanted fp32 or bf16\n", o.numerics);
+    vla_numerics numerics;
+    if (!vlai_numerics_parse(o.numerics, &numerics) || numerics == VLA_FP64) {
+        fprintf(stderr, "vla parity: --numerics '%s': wanted fp32, bf16, bf16-sr or bf16-plain\n", o.numerics);
         return EXIT_USAGE;
     }
     for (size_t i = 0; i < a.positionals_given; i++)

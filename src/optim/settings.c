@@ -54,6 +54,24 @@ vla_adamw_options vlai_settings_adamw(const vlai_config *config)
     return o;
 }
 
+static const char *const numerics_names[] = {"fp32", "bf16", "bf16-sr", "bf16-plain", "fp64"};
+enum { NUMERICS = sizeof numerics_names / sizeof *numerics_names };
+
+const char *vlai_numerics_name(vla_numerics numerics)
+{
+    return (unsigned)numerics < NUMERICS ? numerics_names[numerics] : "?";
+}
+
+bool vlai_numerics_parse(const char *name, vla_numerics *out)
+{
+    for (int i = 0; i < NUMERICS; i++)
+        if (!strcmp(name, numerics_names[i])) {
+            *out = (vla_numerics)i;
+            return true;
+        }
+    return false;
+}
+
 vla_numerics vlai_settings_numerics(const vlai_config *config, bool gpu)
 {
     static const vla_numerics modes[] = {[VLAI_NUMERICS_FP32] = VLA_FP32, [VLAI_NUMERICS_BF16] = VLA_BF16_MASTER,

@@ -51,7 +51,9 @@ vla_plan_options vlai_parity_plan(const vlai_parity_model *m)
 vla_status vlai_parity_model_open(vlai_parity_case *c, bool with_weights, bool accumulate, vlai_parity_model *m, vla_error *err)
 {
     char path[4096];
-    *m = (vlai_parity_model){.numerics = strcmp(c->numerics, "bf16") ? VLA_FP32 : VLA_BF16_MASTER, .fuse = c->fuse};
+    *m = (vlai_parity_model){.fuse = c->fuse};
+    if (!vlai_numerics_parse(c->numerics, &m->numerics))
+        return vlai_fail(err, VLA_E_INVALID, "numerics '%s'", c->numerics);
     m->bound.loss = tolerance(c, "loss", 1e-6);
     m->bound.act = tolerance(c, "act", 1e-5);
     m->bound.dact = tolerance(c, "dact", 1e-4);

@@ -27,10 +27,18 @@ static vla_status build_run(const vlai_parity_model *m, vla_graph *graph, vla_pl
     return vla_run_create(m->executor, *plan, m->store, run, err);
 }
 
-/* Of a step's loss: twice the largest distance that the reference's own bf16 run kept over the recorded steps. */
-static double bf16_step_bound(const vlai_parity_case *c)
+/* The reference's two bf16 paths: fp32 masters (FSDP), or bf16 weights in AdamW (DDP), which keeps the recorded losses and
+ * weights of our modes without masters. */
+static const char *recorded(const vlai_parity_model *m, const char *masters, const char *without)
 {
-    const json_t *own = json_object_get(json_object_get(c->meta, "bf16"), "step_losses_fsdp"), *steps = json_object_get(c->meta, "steps");
+    return m->numerics == VLA_BF16_MASTER ? masters : without;
+}
+
+/* Of a step's loss: twice the largest distance that the reference's own bf16 run kept over the recorded steps. */
+static double bf16_step_bound(const vlai_parity_case *c, const vlai_parity_model *m)
+{
+    const json_t *own = json_object_get(json_object_get(c->meta, "bf16"), recorded(m, "step_losses_fsdp", "step_losses_ddp")),
+                 *steps = json_object_get(c->meta, "steps");
     double worst = vlai_parity_bf16_bound(c, "loss", NULL) / 2;
     for (size_t s = 0; s < json_array_size(own) && s < json_array_size(steps); s++) {
         double exact = json_number_value(json_object_get(json_array_get(steps, s), "loss"));
@@ -376,7 +384,7 @@ vla_status vlai_parity_compare_store(vlai_parity_case *c, const vlai_parity_mode
                 bound = 1e-8;
             }
             if (bf16)
-                bound = vlai_parity_bf16_bound(c, gradients ? "grads" : "after_fsdp", "worst");
+                bound = vlai_parity_bf16_bound(c, gradients ? "grads" : recorded(m, "after_fsdp", "after_ddp"), "worst");
             errors[compared++] = error;
             vlai_parity_report(c, gradients ? "grads" : "after", view->name, error, bound);
             vlai_arena_fini(&one);
@@ -386,7 +394,7 @@ vla_status vlai_parity_compare_store(vlai_parity_case *c, const vlai_parity_mode
         double median = errors[compared / 2];
         if (bf16)
             vlai_parity_report(c, gradients ? "grads_median" : "after_median", "median over tensors", median,
-                               vlai_parity_bf16_bound(c, gradients ? "grads" : "after_fsdp", "median"));
+                               vlai_parity_bf16_bound(c, gradients ? "grads" : recorded(m, "after_fsdp", "after_ddp"), "median"));
         else if (!gradients && m->bound.after_median > 0)
             vlai_parity_report(c, "after_median", "median over tensors", median, m->bound.after_median);
     }
@@ -521,7 +529,7 @@ static vla_status run_steps(vlai_parity_case *c, vlai_parity_model *m, vla_error
         snprintf(label, sizeof label, "step %zu", s);
         bool bf16 = m->numerics != VLA_FP32;
         double wanted_loss = json_number_value(json_object_get(step, "loss"));
-        vlai_parity_report(c, "step_loss", label, relative(loss, wanted_loss), bf16 ? bf16_step_bound(c) : m->bound.step_loss);
+        vlai_parity_report(c, "step_loss", label, relative(loss, wanted_loss), bf16 ? bf16_step_bound(c, m) : m->bound.step_loss);
         if (!bf16)
             vlai_parity_report(c, "grad_norm", label, relative(norm, json_number_value(json_object_get(step, "grad_norm"))), m->bound.grad_norm);
     }

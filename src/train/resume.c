@@ -4,16 +4,11 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "optim/settings.h"
 
 #include <stdio.h>
 
 #include <string.h>
-
-static const char *numerics_name(vla_numerics n)
-{
-    static const char *const names[] = {"fp32", "bf16", "bf16-sr", "bf16-plain", "fp64"};
-    return (unsigned)n < 5 ? names[n] : "?";
-}
 
 /* jansson's setters report a failed allocation by -1; one flag collects them. */
 static void set(json_t *object, const char *key, json_t *value, int *failed)
@@ -37,7 +32,7 @@ static json_t *fixed_sections(const vla_trainer_options *o, int64_t count, vla_e
         json_decref(contract);
     }
     set(s, "seed", json_integer((json_int_t)o->seed), &failed);
-    set(s, "numerics", json_string(numerics_name(o->numerics)), &failed);
+    set(s, "numerics", json_string(vlai_numerics_name(o->numerics)), &failed);
     set(s, "batch", json_integer(o->batch), &failed);
     set(s, "accumulation", json_integer(o->accumulation), &failed);
     set(s, "global_loss", json_boolean(o->global_loss), &failed);
