@@ -11,7 +11,7 @@
 static const char help[] =
     "Usage: vla report RUN [--out FILE]\n\n"
     "Writes one self-contained HTML page about a run folder: loss, learning rate, gradient norm, throughput, time, memory, the\n"
-    "results of `vla predict`, checkpoints, configuration. It needs no network and no other file.\n\n"
+    "results of `vla predict` and `vla bench`, checkpoints, configuration. It needs no network and no other file.\n\n"
     "  --out FILE   where to write it (RUN/report.html)\n\n"
     "Examples:\n"
     "  vla report ckpt/demo\n"

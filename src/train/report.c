@@ -6,6 +6,7 @@
 #include "base/memory.h"
 #include "ckpt/ckpt.h"
 #include "train/metrics.h"
+#include "train/report_bench.h"
 #include "train/report_svg.h"
 
 #include <inttypes.h>
@@ -423,6 +424,7 @@ static vla_status put_page(page *p, const char *predict_dir, vla_error *err)
     }
     if (p->predict)
         VLA_TRY(put_predictions(p, predict_dir, err));
+    VLA_TRY(vlai_report_bench(p->run, h, err));
     VLA_TRY(put_checkpoints(p, err));
     VLA_TRY(put_config(p, err));
     vlai_text_puts(h, "</main></body></html>\n");
@@ -454,7 +456,7 @@ vla_status vlai_report_write(const char *run, const char *out, vlai_report_summa
     VLA_TRY_GOTO(read_records(run, VLAI_VALIDATION_FILE, &p.validations, err), done);
     VLA_TRY_GOTO(load_optional(run, "config.resolved.json", &p.config, err), done);
     VLA_TRY_GOTO(load_optional(predict_dir, "summary.json", &p.predict, err), done);
-    if (!p.steps.count && !p.predict) {
+    if (!p.steps.count && !p.predict && !vlai_report_has_bench(run)) {
         status = vlai_fail_hint(err, VLA_E_NOT_FOUND, "a run folder is checkpoint.save_path of a training that has made a step",
                                 "%s holds neither %s with a step nor predict/summary.json", run, VLAI_METRICS_FILE);
         goto done;

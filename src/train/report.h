@@ -3,9 +3,10 @@
  *     vlai_report_summary s;
  *     VLA_TRY(vlai_report_write("run", NULL, &s, err));   // run/report.html
  *
- * It is made from what the run folder holds: metrics.jsonl, validation.jsonl, config.resolved.json, the checkpoints, and the
- * results of `vla predict` in predict/. What is absent is left out. The page needs no network, no script and no other
- * file, and follows the reader's light or dark setting. A last line that a killed run left half written is passed over. */
+ * It is made from what the run folder holds: metrics.jsonl, validation.jsonl, config.resolved.json, the checkpoints, the
+ * results of `vla predict` in predict/ and of `vla bench` in bench.jsonl. What is absent is left out. The page needs no
+ * network, no script and no other file, and follows the reader's light or dark setting. A last line that a killed run left
+ * half written is passed over. */
 #ifndef VLAI_REPORT_H
 #define VLAI_REPORT_H
 

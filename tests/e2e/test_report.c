@@ -138,6 +138,33 @@ static void a_page_of_little(void **state)
     vlai_free(html);
 }
 
+/* What `vla bench` wrote, and lines that it did not. */
+static void a_page_of_measurements(void **state)
+{
+    (void)state;
+    assert_ok(vlai_mkdirs(at("measured"), &err), err);
+    put("measured/bench.jsonl",
+        "{\"kind\": \"machine\", \"device\": \"<A card>\", \"date\": \"2026-01-31\", \"copy_gb_per_s\": 4000, \"gemm_tflops\": 670, \"memory_limit_gb\": 97.9}\n"
+        "{\"kind\": \"step\", \"variant\": \"all switches\", \"numerics\": \"bf16\", \"batch\": 26, \"global_batch\": 26, \"oom\": false, \"step_ms\": 400.5,"
+        " \"samples_per_s\": 64.9, \"tflops\": 448, \"mfu\": 0.453, \"device_gb_own\": 91.25, \"loss\": {\"1\": 0.75, \"5\": 0.5},"
+        " \"profile\": {\"ops\": {\"add\": {\"ms\": 25}, \"matmul\": {\"ms\": 75}}}}\n"
+        "[1]\nnot JSON\n{\"kind\": 7}\n"
+        "{\"kind\": \"step\", \"variant\": \"all switches\", \"numerics\": \"bf16\", \"batch\": 64, \"global_batch\": 64, \"oom\": true}\n{\"kind\": \"st");
+    vlai_report_summary s;
+    assert_ok(vlai_report_write(at("measured"), NULL, &s, &err), err);
+    size_t size;
+    char *html;
+    assert_ok(vlai_read_file(at("measured/report.html"), 0, &html, &size, &err), err);
+    assert_well_formed(html);
+    assert_null(strstr(html, "nan"));
+    assert_non_null(strstr(html, "&lt;A card&gt;, 2026-01-31; copy 4000 GB/s"));
+    assert_non_null(strstr(html, "<td>400.50</td><td>64.90</td><td>448</td><td>45.3 %</td><td>&ndash;</td><td>91.25</td><td>&ndash;</td><td>&ndash;</td><td>0.75 / 0.5</td>"));
+    assert_non_null(strstr(html, "<td>64</td><td>64</td><td colspan=9>out of memory</td>"));
+    const char *product = strstr(html, "<td>matmul</td><td>75.000</td><td>75.0 %</td>"), *sum = strstr(html, "<td>add</td><td>25.000</td>");
+    assert_true(product && sum && product < sum);
+    vlai_free(html);
+}
+
 static void says_what_is_wrong(void **state)
 {
     (void)state;
@@ -158,6 +185,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_page_of_a_long_run),
         cmocka_unit_test(a_page_of_little),
+        cmocka_unit_test(a_page_of_measurements),
         cmocka_unit_test(says_what_is_wrong),
     };
     if (!mkdtemp(folder))
