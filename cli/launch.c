@@ -2,6 +2,7 @@
  * or on a machine without one on the CPU, and it says so. */
 #include "command.h"
 
+#include "exec/device_facts.h"
 #include "train/device.h"
 
 #include <stdbool.h>
@@ -19,6 +20,15 @@ static const char help[] =
     "  --master-port P  (29500)\n\n"
     "Example:\n"
     "  vla launch --gpus 1 train --config configs/libero_local_perf.yml\n";
+
+/* `wanted`: ranks that were asked for and are not started; NULL. */
+static void say_devices(const char *wanted)
+{
+    vlai_text list = {0};
+    vlai_device_list(&list);
+    fprintf(stderr, "vla launch: %s; one rank trains, on the first%s%s\n", list.data ? list.data : "a GPU", wanted ? ", instead of " : "", wanted ? wanted : "");
+    vlai_text_fini(&list);
+}
 
 int command_launch(int argc, char **argv)
 {
@@ -61,7 +71,7 @@ int command_launch(int argc, char **argv)
     if (!gpu)
         fprintf(stderr, "vla launch: no GPU that this build can use: starting one CPU rank%s%s%s\n", asked ? " instead of " : "",
                 asked ? values[0] : "", asked ? " GPU ranks" : "");
-    else if (many)
-        fprintf(stderr, "vla launch: one rank trains, on the first GPU, instead of %s\n", values[0]);
+    else
+        say_devices(many ? values[0] : NULL);
     return command_train(argc - i, argv + i);
 }

@@ -179,3 +179,18 @@ vlai_device_now vlai_device_now_get(const vla_executor *ex)
 #endif
     return now;
 }
+
+void vlai_device_list(vlai_text *out)
+{
+    (void)out;
+#ifdef VLA_CUDA
+    int count;
+    vlai_device_info info;
+    if (vlai_device_count(&count) || count == 0)
+        return;
+    vlai_text_printf(out, "%d GPU%s:", count, count == 1 ? "" : "s");
+    for (int i = 0; i < count; i++)
+        if (!vlai_device_describe(i, &info))
+            vlai_text_printf(out, "%s %s (%.1f GB)", i ? "," : "", info.name, (double)info.memory * 1e-9);
+#endif
+}

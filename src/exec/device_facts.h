@@ -9,6 +9,7 @@
 #ifndef VLAI_DEVICE_FACTS_H
 #define VLAI_DEVICE_FACTS_H
 
+#include "base/text.h"
 #include "vla/run.h"
 
 VLA_BEGIN_DECLS
@@ -35,6 +36,9 @@ typedef struct vlai_device_now {
 vla_status vlai_device_facts_get(const vla_executor *executor, vlai_device_facts *out, vla_error *err);
 vla_status vlai_device_peaks_measure(const vla_executor *executor, vlai_device_facts *out, vla_error *err);
 vlai_device_now vlai_device_now_get(const vla_executor *executor);
+
+/* "2 GPUs: NVIDIA H200 (150.1 GB), NVIDIA H200 (150.1 GB)"; nothing where this build can use none. */
+void vlai_device_list(vlai_text *out);
 
 VLA_END_DECLS
 

@@ -9,20 +9,26 @@ int vlai_device_count(int *count)
     return (int)cudaGetDeviceCount(count);
 }
 
-int vlai_device_select(int index, vlai_device_info *info)
+int vlai_device_describe(int index, vlai_device_info *info)
 {
     struct cudaDeviceProp p;
-    cudaError_t code = cudaSetDevice(index);
-    if (code == cudaSuccess)
-        code = cudaGetDeviceProperties(&p, index);
+    cudaError_t code = cudaGetDeviceProperties(&p, index);
     if (code != cudaSuccess)
         return (int)code;
     snprintf(info->name, sizeof info->name, "%s", p.name);
     info->major = p.major;
     info->minor = p.minor;
     info->multiprocessors = p.multiProcessorCount;
-    if ((code = cudaDeviceGetPCIBusId(info->bus, (int)sizeof info->bus, index)) != cudaSuccess)
-        return (int)code;
+    info->memory = p.totalGlobalMem;
+    info->free = 0;
+    return (int)cudaDeviceGetPCIBusId(info->bus, (int)sizeof info->bus, index);
+}
+
+int vlai_device_select(int index, vlai_device_info *info)
+{
+    int code = (int)cudaSetDevice(index);
+    if (code || (code = vlai_device_describe(index, info)))
+        return code;
     return (int)cudaMemGetInfo(&info->free, &info->memory);
 }
 

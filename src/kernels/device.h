@@ -18,6 +18,7 @@ typedef struct vlai_device_info {
 
 int vlai_device_count(int *count);
 int vlai_device_select(int index, vlai_device_info *info);
+int vlai_device_describe(int index, vlai_device_info *info); /* without opening it; `free` is 0 */
 const char *vlai_device_error(int code);
 
 int vlai_device_alloc(size_t bytes, void **device);
