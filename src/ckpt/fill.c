@@ -23,7 +23,7 @@ void *vlai_staging_alloc(const vla_store *store, size_t bytes)
 {
 #ifdef VLA_CUDA
     void *memory;
-    if (store->executor && store->executor->backend->store_copy)
+    if (store->executor && store->executor->backend == &vlai_backend_cuda)
         return vlai_device_pinned_alloc(bytes, &memory) ? NULL : memory;
 #endif
     (void)store;
@@ -33,7 +33,7 @@ void *vlai_staging_alloc(const vla_store *store, size_t bytes)
 void vlai_staging_free(const vla_store *store, void *memory)
 {
 #ifdef VLA_CUDA
-    if (store->executor && store->executor->backend->store_copy) {
+    if (store->executor && store->executor->backend == &vlai_backend_cuda) {
         vlai_device_pinned_free(memory);
         return;
     }

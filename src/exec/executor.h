@@ -55,6 +55,8 @@ struct vla_run {
 void *vlai_store_place(const vla_store *store, const vla_executor *ex, vla_store_kind kind, size_t index);
 
 extern const vlai_backend vlai_backend_cpu;
+/* Test seam: one more device, found by its name. */
+extern const vlai_backend *vlai_backend_other;
 #ifdef VLA_CUDA
 extern const vlai_backend vlai_backend_cuda;
 #endif

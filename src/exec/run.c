@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+const vlai_backend *vlai_backend_other;
+
 vla_status vla_executor_create(int threads, vla_executor **out, vla_error *err)
 {
     return vla_executor_create_on("cpu", threads, out, err);
@@ -28,6 +30,8 @@ vla_status vla_executor_create_on(const char *device, int threads, vla_executor 
         return vlai_fail_hint(err, VLA_E_UNSUPPORTED, "build with -DVLA_CUDA=ON, or use the device cpu", "device '%s': this build has no CUDA part", device);
 #endif
     }
+    if (vlai_backend_other && !strcmp(device, vlai_backend_other->name))
+        backend = vlai_backend_other;
     if (!backend)
         return vlai_fail(err, VLA_E_INVALID, "device '%s': wanted cpu, cuda or cuda:N", device);
     vla_executor *ex = vlai_calloc(1, sizeof *ex);

@@ -49,7 +49,7 @@ vlai_plan_need vlai_plan_needs(const vla_executor *ex, const vla_plan *plan)
 {
     vlai_plan_need need = {.arena = plan->memory.arena_bytes};
 #ifdef VLA_CUDA
-    if (ex->backend != &vlai_backend_cpu) { /* as the executor reserves */
+    if (ex->backend == &vlai_backend_cuda) { /* as the executor reserves */
         size_t scratch = 0, lanes = plan->options.fast & VLA_FAST_LANES ? VLAI_LANES : 1;
         for (size_t n = 0; n < plan->graph->n_nodes; n++) {
             size_t bytes = vlai_cuda_workspaces[plan->graph->nodes[n].op](plan->graph, &plan->graph->nodes[n]);
@@ -68,9 +68,9 @@ size_t vlai_device_room(const vla_executor *ex, size_t limit, size_t held)
     size_t room = limit ? limit : SIZE_MAX;
 #ifdef VLA_CUDA
     size_t have, total, tables = (size_t)64 << 20; /* of the update, per plan; they count against the limit too */
-    if (ex->backend != &vlai_backend_cpu && limit > tables)
+    if (ex->backend == &vlai_backend_cuda && limit > tables)
         room = limit - tables;
-    if (ex->backend != &vlai_backend_cpu && vlai_device_memory(&have, &total) == 0) {
+    if (ex->backend == &vlai_backend_cuda && vlai_device_memory(&have, &total) == 0) {
         have += ex->arena_bytes + ex->workspace_bytes; /* they make way */
         have = have > VLAI_DEVICE_SPARE ? have - VLAI_DEVICE_SPARE : 0;
         room = held + have < room ? held + have : room;
