@@ -392,9 +392,9 @@ int main(int argc, char **argv)
     RUN(sum_squares, "[22016,2048] bf16", IN(H(n, 0), {VLA_F64, 4, 0, NULL}));
     RUN(accumulate, "[22016,2048] fp32 += bf16", .writes = 1, IN(F(n, 0), H(n, 0)));
     RUN(adamw, "[22016,2048] split, fp32 moments", .attrs = adamw, .writes = 0x4D,
-        IN(H(n, 0), H(n, 0), F(n, 0), F(n, 0), {VLA_F64, 3, 0, NULL}, {VLA_F64, 3, 0, NULL}, {VLA_U16, n, 0, NULL}));
+        IN(H(n, 0), H(n, 0), F(n, 0), F(n, 0), {VLA_F64, 5, 0, NULL}, {VLA_F64, 3, 0, NULL}, {VLA_U16, n, 0, NULL}));
     RUN(adamw, "[22016,2048] all bf16", .attrs = adamw, .writes = 0xD,
-        IN(H(n, 0), H(n, 0), H(n, 0), H(n, 0), {VLA_F64, 3, 0, NULL}, {VLA_F64, 3, 0, NULL}, {VLA_DTYPE_NONE, 0, 0, NULL}));
+        IN(H(n, 0), H(n, 0), H(n, 0), H(n, 0), {VLA_F64, 5, 0, NULL}, {VLA_F64, 3, 0, NULL}, {VLA_DTYPE_NONE, 0, 0, NULL}));
     attention("26 x 260, 16/2 heads, 128, causal", 26, 260, 1, 16, 2, 128);
     attention("52 x 324, 16 heads, 80, full", 52, 324, 0, 16, 16, 80);
     attention("264 windows of 64, 16 heads, 80", 264, 64, 0, 16, 16, 80);
