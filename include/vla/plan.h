@@ -48,9 +48,10 @@ typedef struct vla_plan_options {
     int visual_layers;  /* layers below this one are the vision tower's */
     int fast_attention; /* 0: attention kernels whose sums have a fixed order; 1: the fastest */
     unsigned fast;      /* mask of VLA_FAST_*; the CPU has no use for it */
+    size_t keep;        /* recompute cheap: bytes of values that are kept all the same, because there is room for them */
 } vla_plan_options;
 
-#define VLA_PLAN_OPTIONS_DEFAULT {sizeof(vla_plan_options), VLA_FP32, VLA_RECOMPUTE_NONE, VLA_MEMORY_LIFETIMES, 0, 0, 0, 0}
+#define VLA_PLAN_OPTIONS_DEFAULT {sizeof(vla_plan_options), VLA_FP32, VLA_RECOMPUTE_NONE, VLA_MEMORY_LIFETIMES, 0, 0, 0, 0, 0}
 
 typedef struct vla_plan vla_plan;
 

@@ -72,7 +72,7 @@ vla_status vla_plan_build(vla_graph *graph, const vla_plan_options *options, vla
     VLA_TRY_GOTO(vlai_graph_verify(graph, "building", err), fail);
     VLA_TRY_GOTO(vlai_pass_dead(graph, NULL, err), fail);
     VLA_TRY_GOTO(vlai_pass_precision(graph, options->numerics, err), fail);
-    VLA_TRY_GOTO(vlai_pass_recompute(graph, options->recompute, err), fail);
+    VLA_TRY_GOTO(vlai_pass_recompute(graph, options->recompute, options->keep, err), fail);
     VLA_TRY_GOTO(vlai_pass_fuse(graph, options, plan->fused, err), fail);
     VLA_TRY_GOTO(vlai_pass_chain(graph, options, NULL, err), fail);
     VLA_TRY_GOTO(vlai_pass_memory(graph, options->layout, &plan->memory, err), fail);

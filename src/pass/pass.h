@@ -25,7 +25,8 @@ vla_status vlai_pass_dead(vla_graph *g, size_t *removed, vla_error *err);
  * bits. Runs before autodiff; `rewritten` (may be NULL) counts rewrites. */
 vla_status vlai_pass_narrow(vla_graph *g, size_t *rewritten, vla_error *err);
 vla_status vlai_pass_precision(vla_graph *g, vla_numerics numerics, vla_error *err);
-vla_status vlai_pass_recompute(vla_graph *g, vla_recompute mode, vla_error *err);
+/* keep: bytes of what `cheap` would make again that are kept instead. */
+vla_status vlai_pass_recompute(vla_graph *g, vla_recompute mode, size_t keep, vla_error *err);
 
 /* Joins chains of element-wise operations in the regions that options->fuse names, where a value in between has one reader.
  * *joined (may be NULL) counts the operations that went into chains. */

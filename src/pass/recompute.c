@@ -6,6 +6,8 @@
  *
  *   cheap   values of element-wise and moving ops, where that keeps fewer bytes: h = swiglu(u) goes because u is kept
  *           anyway; a rotated q stays because its unrotated twin would have to be kept for it.
+ *           With room to spare (`keep` bytes), some of them are kept after all: copies of rows first, which cost a read and
+ *           a write each time, then those made last, which have the shortest way to their reader.
  *   layer   every value read only by nodes of the layer that made it. Values outside of layers follow the rule of cheap. */
 #include "base/fail.h"
 #include "ops/op.h"
@@ -156,6 +158,32 @@ static void choose_cheap(state *s)
     }
 }
 
+static bool moves_rows(vlai_op op)
+{
+    return op == VLAI_OP_gather_rows || op == VLAI_OP_merge_rows || op == VLAI_OP_split_cols || op == VLAI_OP_concat_cols;
+}
+
+/* Takes back decisions for values that the backward itself reads, while they fit into `keep` bytes. What stood between such
+ * a value and kept ones is made again only if something else asks for it. */
+static void keep_some(state *s, const bool *read, double keep)
+{
+    const vla_graph *g = s->g;
+    for (int pass = 0; pass < 2; pass++)
+        for (size_t n = g->n_nodes; n-- > 0;) {
+            const vlai_node *node = &g->nodes[n];
+            for (int i = 0; i < node->n_outputs; i++) {
+                vla_value v = node->outputs[i];
+                if (s->again[v] != BY_RULE || !read[v] || is_view(node->op) || moves_rows(node->op) != (pass == 0) || bytes_of(g, v) > keep)
+                    continue;
+                keep -= bytes_of(g, v);
+                s->again[v] = 0;
+            }
+        }
+    for (size_t n = 0; n < g->n_nodes; n++) /* who sees kept bytes differently sees those */
+        if (is_view(g->nodes[n].op) && !s->again[g->nodes[n].inputs[0]])
+            s->again[g->nodes[n].outputs[0]] = 0;
+}
+
 static void choose_layer(state *s)
 {
     const vla_graph *g = s->g;
@@ -228,7 +256,7 @@ static vla_status rewrite(state *s, const int32_t *producer, vla_error *err)
     return VLA_OK;
 }
 
-vla_status vlai_pass_recompute(vla_graph *g, vla_recompute mode, vla_error *err)
+vla_status vlai_pass_recompute(vla_graph *g, vla_recompute mode, size_t keep, vla_error *err)
 {
     if (mode == VLA_RECOMPUTE_NONE)
         return VLA_OK;
@@ -236,8 +264,9 @@ vla_status vlai_pass_recompute(vla_graph *g, vla_recompute mode, vla_error *err)
     state s = {.g = g, .n_values = g->n_values, .kept = vlai_calloc(n, sizeof(bool)), .again = vlai_calloc(n, 1),
                .copy = vlai_array(n, sizeof(int32_t)), .extra = vlai_array(n, sizeof(int32_t))};
     int32_t *producer = vlai_array(n, sizeof *producer);
+    bool *read = vlai_calloc(n, sizeof *read);
     vla_status status = VLA_OK;
-    if (!s.kept || !s.again || !s.copy || !s.extra || !producer) {
+    if (!read || !s.kept || !s.again || !s.copy || !s.extra || !producer) {
         status = vlai_nomem(err, n * sizeof *producer);
         goto done;
     }
@@ -252,12 +281,16 @@ vla_status vlai_pass_recompute(vla_graph *g, vla_recompute mode, vla_error *err)
             if (g->nodes[i].inputs[k] != VLA_NONE)
                 s.kept[g->nodes[i].inputs[k]] = true;
     }
+    memcpy(read, s.kept, n * sizeof *read);
     if (mode == VLA_RECOMPUTE_LAYER)
         choose_layer(&s);
     choose_cheap(&s);
+    if (mode == VLA_RECOMPUTE_CHEAP && keep)
+        keep_some(&s, read, (double)keep);
     VLA_TRY_GOTO(rewrite(&s, producer, err), done);
     status = vlai_graph_verify(g, "recompute", err);
 done:
+    vlai_free(read);
     vlai_free(s.kept);
     vlai_free(s.again);
     vlai_free(s.copy);

@@ -308,7 +308,7 @@ static void test_full_size(void **state)
             double start = seconds();
             assert_ok(vlai_pass_dead(g, NULL, &err), err);
             assert_ok(vlai_pass_precision(g, VLA_BF16_MASTER, &err), err);
-            assert_ok(vlai_pass_recompute(g, cases[c].mode, &err), err);
+            assert_ok(vlai_pass_recompute(g, cases[c].mode, 0, &err), err);
             vlai_memory m;
             assert_ok(vlai_pass_memory(g, (vla_memory_layout)layout, &m, &err), err);
             double took = seconds() - start, gb = (double)m.arena_bytes * 1e-9;
@@ -481,6 +481,19 @@ static void test_recompute_keeps_bits(void **state)
             assert_int_equal(other.n, plain.n);
             assert_memory_equal(&other.loss, &plain.loss, sizeof plain.loss);
             assert_memory_equal(other.gradient, plain.gradient, plain.n * sizeof(double));
+            free(other.gradient);
+        }
+        /* With room to spare less is made again, and nothing when there is room for all. */
+        size_t before = SIZE_MAX;
+        static const size_t rooms[] = {0, 1 << 12, 1 << 15, SIZE_MAX / 2};
+        o.recompute = VLA_RECOMPUTE_CHEAP;
+        for (size_t k = 0; k < sizeof rooms / sizeof *rooms; k++) {
+            o.keep = rooms[k];
+            outcome other = compute(&s, false, o);
+            assert_true(other.nodes <= before);
+            assert_true((other.nodes == plain.nodes) == (rooms[k] == SIZE_MAX / 2));
+            assert_memory_equal(other.gradient, plain.gradient, plain.n * sizeof(double));
+            before = other.nodes;
             free(other.gradient);
         }
         free(plain.gradient);
