@@ -144,17 +144,33 @@ static vla_status make_graph(vlai_plans *p, vlai_bucket *b, vla_graph **graph, v
     return vla_graph_store_gradients(*graph, p->store, o->accumulation > 1, b->status, err);
 }
 
-static vla_status make_plan(vlai_plans *p, vlai_bucket *b, vla_recompute recompute, vla_error *err)
+static vla_status make_plan(vlai_plans *p, vlai_bucket *b, vla_recompute recompute, size_t keep, vla_error *err)
 {
     vla_graph *graph = NULL;
     vla_plan_options options = p->options.plan;
     options.recompute = recompute;
+    options.keep = keep;
     vla_status status = make_graph(p, b, &graph, err);
     if (status != VLA_OK) {
         vla_graph_destroy(graph);
         return status;
     }
     return vla_plan_build(graph, &options, &b->plan, err); /* takes the graph, also when it fails */
+}
+
+/* With room to spare, less is made again; *need becomes what that takes. */
+static vla_status keep_more(vlai_plans *p, vlai_bucket *b, size_t room, size_t held, size_t *need, vla_error *err)
+{
+    size_t keep = vlai_device_keep(room, *need, vlai_plan_needs(p->executor, b->plan).arena);
+    do {
+        vla_plan_destroy(b->plan);
+        b->plan = NULL;
+        VLA_TRY(make_plan(p, b, VLA_RECOMPUTE_CHEAP, keep, err));
+        vlai_plan_need own = vlai_plan_needs(p->executor, b->plan);
+        *need = held + own.arena + own.scratch;
+        keep /= 2;
+    } while (*need > room && keep);
+    return VLA_OK;
 }
 
 /* The least recompute whose plan fits beside the parameters; all that there is when none does, which the executor then
@@ -165,15 +181,21 @@ static vla_status make_fitting_plan(vlai_plans *p, vlai_bucket *b, vla_error *er
     vlai_text line = {0};
     size_t held = vlai_store_held(p->store), room = vlai_device_room(p->executor, p->options.limit, held);
     vla_recompute mode = p->options.plan.recompute;
+    vlai_plan_need own;
+    size_t need;
     for (;; mode++) {
-        VLA_TRY(make_plan(p, b, mode, err));
-        vlai_plan_need own = vlai_plan_needs(p->executor, b->plan);
-        size_t need = held + own.arena + own.scratch;
+        VLA_TRY(make_plan(p, b, mode, 0, err));
+        own = vlai_plan_needs(p->executor, b->plan);
+        need = held + own.arena + own.scratch;
         vlai_text_printf(&line, "%s%s needs %.3f GB", line.size ? ", " : "", names[mode], 1e-9 * (double)need);
         if (mode == VLA_RECOMPUTE_LAYER || need <= room)
             break;
         vla_plan_destroy(b->plan);
         b->plan = NULL;
+    }
+    if (mode == VLA_RECOMPUTE_CHEAP && vlai_device_keep(room, need, own.arena)) {
+        VLA_TRY(keep_more(p, b, room, held, &need, err));
+        vlai_text_printf(&line, " and %.3f GB with what it has room to keep", 1e-9 * (double)need);
     }
     if (mode != p->recompute || p->count == 1) {
         if (room < SIZE_MAX)
@@ -205,7 +227,7 @@ static vla_status fill_bucket(vlai_plans *p, vlai_bucket *b, const void *shape, 
     if (!b->shape || !b->status)
         return vlai_nomem(err, p->model.shape_size + params * sizeof *b->status);
     memcpy(b->shape, shape, p->model.shape_size);
-    VLA_TRY(p->options.automatic && training ? make_fitting_plan(p, b, err) : make_plan(p, b, p->options.plan.recompute, err));
+    VLA_TRY(p->options.automatic && training ? make_fitting_plan(p, b, err) : make_plan(p, b, p->options.plan.recompute, p->options.plan.keep, err));
     if (training)
         leave_room(p, b->plan);
     return bind(p, b->plan, &b->run, err);

@@ -63,6 +63,12 @@ vlai_plan_need vlai_plan_needs(const vla_executor *ex, const vla_plan *plan)
     return need;
 }
 
+size_t vlai_device_keep(size_t room, size_t need, size_t arena)
+{
+    size_t margin = arena / 16 + room / 64;
+    return room == SIZE_MAX || room <= need || room - need <= margin ? 0 : room - need - margin;
+}
+
 size_t vlai_device_room(const vla_executor *ex, size_t limit, size_t held)
 {
     size_t room = limit ? limit : SIZE_MAX;

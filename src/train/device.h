@@ -26,6 +26,11 @@ vlai_plan_need vlai_plan_needs(const vla_executor *executor, const vla_plan *pla
  * a device what it has free, less what the driver takes for captured steps and kernels. SIZE_MAX: not bounded. */
 size_t vlai_device_room(const vla_executor *executor, size_t limit, size_t held);
 
+/* Of what `need` bytes, among them a plan's arena, leave of the room: how much may go to values that the plan would make
+ * again otherwise (vla_plan_options.keep). A sixteenth of the arena and a
+ * 64th of the room stay free, for larger batches. */
+size_t vlai_device_keep(size_t room, size_t need, size_t arena);
+
 VLA_END_DECLS
 
 #endif

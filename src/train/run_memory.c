@@ -249,11 +249,16 @@ static void add_snapshot(vlai_run_memory *m, size_t available)
     m->total += m->snapshot;
 }
 
-static bool fits(const planner *p)
+/* What counts against the room: of the device, or of the limit on the host. */
+static size_t taken(const planner *p)
 {
     const vlai_run_memory *m = p->out;
-    return p->settings->executor ? m->device.total <= m->device.available
-           : !p->settings->limit || m->weights + m->gradients + m->optimizer + m->inputs + m->activations + m->workspace <= p->settings->limit;
+    return p->settings->executor ? m->device.total : m->weights + m->gradients + m->optimizer + m->inputs + m->activations + m->workspace;
+}
+
+static size_t room(const planner *p)
+{
+    return p->settings->executor ? p->out->device.available : p->settings->limit ? p->settings->limit : SIZE_MAX;
 }
 
 /* Plans with what the options say, and fills *out. */
@@ -295,9 +300,16 @@ vla_status vlai_run_memory_plan(const vla_model *model, const vla_adamw_options 
         goto done;
     }
     VLA_TRY_GOTO(plan_once(&p, slots, err), done);
-    while (settings->automatic && p.options.recompute < VLA_RECOMPUTE_LAYER && !fits(&p)) {
+    while (settings->automatic && p.options.recompute < VLA_RECOMPUTE_LAYER && taken(&p) > room(&p)) {
         p.options.recompute++;
         VLA_TRY_GOTO(plan_once(&p, slots, err), done);
+    }
+    if (settings->automatic && p.options.recompute == VLA_RECOMPUTE_CHEAP) { /* as the run itself decides */
+        size_t keep = vlai_device_keep(room(&p), taken(&p), settings->executor ? p.need.arena : out->arena);
+        for (; keep; keep = taken(&p) > room(&p) ? keep / 2 : 0) {
+            p.options.keep = keep;
+            VLA_TRY_GOTO(plan_once(&p, slots, err), done);
+        }
     }
     add_snapshot(out, available);
 done:

@@ -1,0 +1,88 @@
+/* Plans of a run under a limit: the least is made again that lets a plan fit, and with room to spare less than that. */
+#include "test.h"
+
+#include "base/fail.h"
+#include "exec/plan.h"
+#include "train/bucket.h"
+#include "train/device.h"
+
+#include <stdlib.h>
+
+enum { ROWS = 512, WIDTH = 32, INNER = 128, LAYERS = 6 };
+
+static vla_status build(void *user, const void *shape, vla_graph **out, vla_error *err)
+{
+    (void)user;
+    (void)shape;
+    VLA_TRY(vla_graph_create(out, err));
+    vla_graph *g = *out;
+    vla_value x = vla_graph_input(g, "x", VLA_COMPUTE, 2, (int64_t[]){ROWS, WIDTH}), y = vla_graph_input(g, "y", VLA_COMPUTE, 2, (int64_t[]){ROWS, WIDTH});
+    for (int l = 0; l < LAYERS; l++) {
+        char up[16], down[16];
+        snprintf(up, sizeof up, "up.%d", l);
+        snprintf(down, sizeof down, "down.%d", l);
+        vla_value u = vla_linear(g, x, vla_graph_param(g, up, VLA_COMPUTE, 2, (int64_t[]){2 * INNER, WIDTH}), VLA_NONE);
+        x = vla_add(g, x, vla_linear(g, vla_swiglu(g, u), vla_graph_param(g, down, VLA_COMPUTE, 2, (int64_t[]){WIDTH, INNER}), VLA_NONE));
+    }
+    vla_graph_name(g, vla_masked_mse(g, x, y, y).loss, "loss");
+    return vla_graph_check(g, err);
+}
+
+typedef struct outcome {
+    vla_recompute recompute;
+    size_t need, keep; /* need: parameters and plan */
+} outcome;
+
+/* limit 0: none, and `fixed` decides. */
+static outcome plan(size_t limit, vla_recompute fixed)
+{
+    vla_error err;
+    vla_store *store;
+    vla_executor *executor;
+    vlai_plans *plans;
+    vlai_bucket *bucket;
+    vla_model model = {.size = sizeof model, .shape_size = sizeof(int64_t), .build = build};
+    vlai_plans_options options = {.plan = VLA_PLAN_OPTIONS_DEFAULT, .accumulation = 1, .most = 2, .automatic = limit > 0, .limit = limit};
+    options.plan.recompute = fixed;
+    assert_ok(vla_store_create(&store, &err), err);
+    for (int l = 0; l < LAYERS; l++) {
+        char name[16];
+        snprintf(name, sizeof name, "up.%d", l);
+        assert_ok(vla_store_add(store, name, VLA_COMPUTE, 2, (int64_t[]){2 * INNER, WIDTH}, 0, &err), err);
+        snprintf(name, sizeof name, "down.%d", l);
+        assert_ok(vla_store_add(store, name, VLA_COMPUTE, 2, (int64_t[]){WIDTH, INNER}, 0, &err), err);
+    }
+    assert_ok(vla_store_allocate(store, VLA_FP32, VLA_STORE_TRAIN, &err), err);
+    assert_ok(vla_executor_create(1, &executor, &err), err);
+    assert_ok(vlai_plans_create(&model, store, executor, &options, &plans, &err), err);
+    assert_ok(vlai_plans_get(plans, &(int64_t){1}, true, &bucket, &err), err);
+    vlai_plan_need own = vlai_plan_needs(executor, bucket->plan);
+    outcome got = {bucket->plan->options.recompute, vlai_store_held(store) + own.arena + own.scratch, bucket->plan->options.keep};
+    vlai_plans_destroy(plans);
+    vla_executor_destroy(executor);
+    vla_store_destroy(store);
+    return got;
+}
+
+static void test_limits(void **state)
+{
+    (void)state;
+    outcome none = plan(0, VLA_RECOMPUTE_NONE), cheap = plan(0, VLA_RECOMPUTE_CHEAP);
+    assert_true(cheap.need < none.need);
+    outcome all = plan(none.need, VLA_RECOMPUTE_NONE), least = plan(cheap.need, VLA_RECOMPUTE_NONE);
+    assert_int_equal(all.recompute, VLA_RECOMPUTE_NONE);
+    assert_int_equal(least.recompute, VLA_RECOMPUTE_CHEAP);
+    assert_int_equal(least.keep, 0);
+    assert_int_equal(least.need, cheap.need);
+    /* One byte too few for everything: part of it is kept, and the plan stays below the limit. */
+    outcome some = plan(none.need - 1, VLA_RECOMPUTE_NONE);
+    assert_int_equal(some.recompute, VLA_RECOMPUTE_CHEAP);
+    assert_true(some.keep > 0);
+    assert_true(some.need > cheap.need && some.need < none.need);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_limits)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
