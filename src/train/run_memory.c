@@ -8,6 +8,7 @@
 #include "pass/pass.h"
 #include "train/device.h"
 
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -218,9 +219,9 @@ static void add_device(planner *p)
     vlai_run_device *d = &m->device;
     *d = (vlai_run_device){.weights = m->weights, .gradients = m->gradients, .optimizer = m->optimizer, .inputs = m->inputs,
                            .activations = p->need.arena > m->inputs ? p->need.arena - m->inputs : 0, .workspace = p->need.scratch,
-                           .driver = VLAI_DEVICE_SPARE, .available = vlai_device_room(p->settings->executor, 0, 0) + VLAI_DEVICE_SPARE};
-    if (p->settings->limit && p->settings->limit + VLAI_DEVICE_SPARE < d->available)
-        d->available = p->settings->limit + VLAI_DEVICE_SPARE;
+                           .driver = VLAI_DEVICE_SPARE};
+    size_t room = vlai_device_room(p->settings->executor, p->settings->limit, 0);
+    d->available = room < SIZE_MAX - VLAI_DEVICE_SPARE ? room + VLAI_DEVICE_SPARE : room;
     d->total = d->weights + d->gradients + d->optimizer + d->inputs + d->activations + d->workspace + d->driver;
     m->inputs *= 2;
     m->weights = m->gradients = m->optimizer = 0;

@@ -4,6 +4,7 @@
 #include "toy.h"
 
 #include "base/text.h"
+#include "train/run_memory.h"
 #include "train/wallx_task.h"
 #include "vla/log.h"
 
@@ -246,11 +247,74 @@ static void wallx_on_a_device(void **state)
     assert_int_equal(lazy_violations, 0);
 }
 
+/* The forecast of preflight: parameters and plans on the device, the least recompute that fits a limit, and what a trainer then
+ * really plans. */
+static void forecast_of_a_device(void **state)
+{
+    (void)state;
+    enum { BATCH = 16 };
+    vla_error err = VLA_ERROR_INIT;
+    const char *overrides[] = {"checkpoint.save_path=forecast", "hyperparams.batch_size_per_gpu=16", "training.numerics=bf16"};
+    vlai_config *config;
+    vlai_wallx_task *task;
+    vla_executor *ex;
+    assert_int_equal(chdir(tiny_root), 0);
+    assert_ok(vla_executor_create_on("lazy", 1, &ex, &err), err);
+    assert_ok(vlai_config_load("tiny.yml", overrides, 3, &config, &err), err);
+    assert_ok(vlai_wallx_task_open(config, &task, &err), err);
+    const vlai_wallx_setup *s = vlai_wallx_task_setup(task);
+    void *slots[BATCH], *worker;
+    assert_ok(s->samples.worker_create(s->samples.user, &worker, &err), err);
+    for (int i = 0; i < BATCH; i++) {
+        vla_sample_key key = {.place = i, .position = (uint64_t)i, .stream = VLA_SAMPLES_TRAIN};
+        assert_ok(s->samples.slot_create(s->samples.user, &slots[i], &err), err);
+        assert_ok(s->samples.read(s->samples.user, worker, &key, slots[i], &err), err);
+    }
+    vlai_run_settings settings = {.batch = BATCH, .accumulation = 1, .validation_batch = -1, .numerics = VLA_BF16_MASTER,
+                                  .layout = VLA_MEMORY_LIFETIMES, .whole_step = true, .automatic = true, .executor = ex, .threads = 1};
+    vlai_run_memory m = {0}, less = {0};
+    assert_ok(vlai_run_memory_plan(&s->model, &s->options.adamw, slots, &settings, 0, &m, &err), err);
+    const vlai_run_device *d = &m.device;
+    assert_int_equal(m.recompute, VLA_RECOMPUTE_NONE);
+    assert_true(d->weights > 0 && d->gradients == 0 && d->optimizer > 3 * d->weights && d->activations > 0 && d->inputs > 0);
+    assert_int_equal(d->total, d->weights + d->gradients + d->optimizer + d->activations + d->inputs + d->workspace + d->driver);
+    assert_true(m.weights == 0 && m.optimizer == 0 && m.activations == 0 && m.inputs == 2 * d->inputs);
+    settings.limit = d->total - d->driver - 1; /* one byte too few for the plan that keeps everything */
+    assert_ok(vlai_run_memory_plan(&s->model, &s->options.adamw, slots, &settings, 0, &less, &err), err);
+    assert_int_equal(less.recompute, VLA_RECOMPUTE_CHEAP);
+    assert_int_equal(less.device.available, settings.limit + less.device.driver);
+    assert_true(less.device.total <= less.device.available && less.device.total < d->total);
+    settings.limit++;
+    assert_ok(vlai_run_memory_plan(&s->model, &s->options.adamw, slots, &settings, 0, &less, &err), err);
+    assert_int_equal(less.recompute, VLA_RECOMPUTE_NONE);
+
+    vla_trainer *trainer;
+    vla_trainer_memory really;
+    vla_trainer_options o = s->options;
+    o.device = "lazy";
+    o.threads = 1;
+    o.whole_step = o.ahead = 1;
+    o.layout = VLA_MEMORY_LIFETIMES;
+    assert_ok(vla_trainer_create(&s->model, &s->samples, NULL, &o, &trainer, &err), err);
+    assert_ok(vla_trainer_prepare(trainer, &really, &err), err);
+    assert_int_equal(really.plan.weights, d->weights);
+    assert_int_equal(really.plan.optimizer, d->optimizer);
+    assert_true(really.plan.activations > d->activations / 100 * 95 && really.plan.activations < d->activations / 100 * 105);
+    vla_trainer_destroy(trainer);
+    for (int i = 0; i < BATCH; i++)
+        s->samples.slot_destroy(s->samples.user, slots[i]);
+    s->samples.worker_destroy(s->samples.user, worker);
+    vlai_wallx_task_close(task);
+    vlai_config_destroy(config);
+    vla_executor_destroy(ex);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_bits_of_the_cpu), cmocka_unit_test(micro_batches),      cmocka_unit_test(plans_come_and_go),
         cmocka_unit_test(stops_and_failures),  cmocka_unit_test(wallx_on_a_device),
+        cmocka_unit_test(forecast_of_a_device),
     };
     return cmocka_run_group_tests(tests, make_root, drop_root);
 }
