@@ -266,8 +266,8 @@
 
 #define VLAI_OPTIONS_MEMORY(X)                                                                                         \
     X(CHOICE, recompute, 0, 0, 0, WORKS, "none|cheap|layer|auto; what the backward computes again instead of keeping " \
-      "it: nothing, norms and products, or whole layers; auto: the least of these that fits (with WALLX_PERF_ALLOC "   \
-      "auto on a GPU and cheap on a CPU, where the key is not given)")                                                 \
+      "it: nothing, norms and products, or whole layers; auto: the least of these that fits. Not given: none; with "   \
+      "WALLX_PERF_ALLOC cheap, and on a GPU layer where cheap does not fit")                                           \
     X(REAL, device_gb, 0, 0, 1e6, WORKS, "most memory of the device that the run may take, in GB of 10^9 bytes; on a " \
       "CPU most memory for plans and parameters; 0 = all that is free")
 

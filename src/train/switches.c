@@ -23,7 +23,7 @@ static const struct {
      "sdpa: fastest attention, as WALLX_PERF_ATTN; other values: the deterministic one"},
     {"WALLX_PERF_ALLOC", FLAG, KEY(alloc), "perf.alloc",
      "buffers at offsets planned by lifetime; norms, SwiGLU products and rotations are made again in the backward pass",
-     "buffers at offsets planned by lifetime; the least is made again in the backward pass that lets the run fit (memory.recompute: auto)"},
+     "buffers at offsets planned by lifetime; norms, SwiGLU products and rotations are made again in the backward pass, whole layers where that does not fit"},
     {"WALLX_PERF_DDP", FLAG, NONE, NULL, "no effect on one rank: there is nothing to reduce", "no effect on one rank: there is nothing to reduce"},
     {"WALLX_PERF_BUCKET", NUMBER, NONE, NULL, "no effect on one rank: there is nothing to reduce", "no effect on one rank: there is nothing to reduce"},
     {"WALLX_PERF_COMPILE", FLAG, KEY(compile), "perf.compile",

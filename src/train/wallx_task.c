@@ -603,12 +603,15 @@ static vla_status list_files(vlai_wallx_task *t, vla_error *err)
     return VLA_OK;
 }
 
-/* The key where it is given; else what WALLX_PERF_ALLOC stands for on this device. */
-static int recompute_of(const vlai_config *c, const vlai_switches *switches, bool cpu)
+/* The key where it is given; else with WALLX_PERF_ALLOC cheap, on a GPU more where that does not fit. */
+static void set_recompute(const vlai_config *c, const vlai_switches *switches, bool cpu, vla_trainer_options *o)
 {
-    if (vlai_config_origin(c, "memory.recompute").file || c->memory.recompute != VLAI_RECOMPUTE_NONE)
-        return c->memory.recompute;
-    return !switches->alloc ? VLAI_RECOMPUTE_NONE : cpu ? VLAI_RECOMPUTE_CHEAP : VLAI_RECOMPUTE_AUTO;
+    bool given = vlai_config_origin(c, "memory.recompute").file || c->memory.recompute != VLAI_RECOMPUTE_NONE;
+    o->recompute_auto = given ? c->memory.recompute == VLAI_RECOMPUTE_AUTO : switches->alloc && !cpu;
+    if (given) /* the same order, and auto begins at none */
+        o->recompute = c->memory.recompute == VLAI_RECOMPUTE_AUTO ? VLA_RECOMPUTE_NONE : (vla_recompute)c->memory.recompute;
+    else
+        o->recompute = switches->alloc ? VLA_RECOMPUTE_CHEAP : VLA_RECOMPUTE_NONE;
 }
 
 static vla_status make_options(vlai_wallx_task *t, vla_error *err)
@@ -638,9 +641,7 @@ static vla_status make_options(vlai_wallx_task *t, vla_error *err)
     o.seed = (uint64_t)c->hyperparams.seed;
     o.device = t->device;
     o.numerics = vlai_settings_numerics(c, !cpu);
-    int recompute = recompute_of(c, &switches, cpu);
-    o.recompute_auto = recompute == VLAI_RECOMPUTE_AUTO;
-    o.recompute = o.recompute_auto ? VLA_RECOMPUTE_NONE : (vla_recompute)recompute; /* the same order */
+    set_recompute(c, &switches, cpu, &o);
     o.memory_limit = (size_t)(1e9 * c->memory.device_gb);
     o.layout = switches.alloc ? VLA_MEMORY_LIFETIMES : VLA_MEMORY_FREE_LISTS;
     /* A CPU's kernels are the reference and stay one per operation. */
