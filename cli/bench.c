@@ -28,7 +28,7 @@ static const char help[] =
     "  --numerics N,N,...|all    fp32, bf16, bf16-sr (training.numerics)\n"
     "  --switches                one row per switch, each added to those before it, instead of all switches on\n"
     "  --plain                   no switch on\n"
-    "  --recompute none|cheap|layer   what the backward makes again (with WALLX_PERF_ALLOC the least that fits)\n"
+    "  --recompute none|cheap|layer   what the backward makes again (with WALLX_PERF_ALLOC cheap, and layer where that does not fit)\n"
     "  --memory-limit GB         the most device memory to take, as on a smaller card (10^9 bytes)\n"
     "  --steps N                 steps per row (30)\n"
     "  --text-tokens N           tokens of a sample that are neither picture nor action (98)\n"

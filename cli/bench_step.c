@@ -125,16 +125,18 @@ static void drop_runs(engine *e)
     e->update_plan = e->plan = NULL;
 }
 
-/* With `alloc`, and no level asked for, the least recompute that the memory holds. */
+/* With `alloc`, and no level asked for, cheap recompute, and more where that does not fit: as vla train does. */
 static vla_status make_engine(const bench_setup *s, bench_row *row, engine *e, vla_error *err)
 {
     vlai_wallx_workload_options work = s->work;
     work.samples = row->batch;
     VLA_TRY(vlai_wallx_workload_init(&s->model, &work, &e->work, err));
     VLA_TRY(make_store(s, row, e, err));
-    int last = s->recompute < 0 && row->switches.alloc ? VLA_RECOMPUTE_LAYER : s->recompute < 0 ? VLA_RECOMPUTE_NONE : s->recompute;
+    bool alloc = row->switches.alloc;
+    int first = s->recompute >= 0 ? s->recompute : alloc ? VLA_RECOMPUTE_CHEAP : VLA_RECOMPUTE_NONE;
+    int last = s->recompute < 0 && alloc ? VLA_RECOMPUTE_LAYER : first;
     vla_status status = VLA_OK;
-    for (int level = s->recompute < 0 ? VLA_RECOMPUTE_NONE : s->recompute; level <= last; level++) {
+    for (int level = first; level <= last; level++) {
         drop_runs(e);
         row->recompute = (vla_recompute)level;
         status = make_runs(s, row, row->recompute, e, err);
