@@ -17,7 +17,7 @@ typedef struct vlai_cuda_device {
     void *scratch[VLAI_LANES], *staging[2];
     size_t scratch_bytes[VLAI_LANES], staging_bytes[2];
     void *uploaded[2], *consumed[2]; /* events of the staging memory */
-    void *fork, *join;
+    void *fork, *join[VLAI_LANES];
     int turn;                        /* staging memory of the latest execution */
 } vlai_cuda_device;
 

@@ -16,6 +16,7 @@
 #include "vendor/cudnn.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum {
@@ -58,14 +59,16 @@ static vla_status cuda_open(vla_executor *ex, vla_error *err)
     code = vlai_device_select(ex->index, &d->info);
     d->context.arch = d->info.major * 10 + d->info.minor;
     for (int l = 0; !code && l < VLAI_LANES; l++)
-        code = l ? vlai_device_stream_create_urgent(&d->lanes[l]) : vlai_device_stream_create(&d->lanes[l]);
+        code = l == 1 ? vlai_device_stream_create_urgent(&d->lanes[l]) : vlai_device_stream_create(&d->lanes[l]);
     if (!code)
         code = vlai_device_stream_create(&d->copies);
     for (int s = 0; !code && s < 2; s++)
         if (!(code = vlai_device_fence_create(&d->uploaded[s])))
             code = vlai_device_fence_create(&d->consumed[s]);
-    if (!code && !(code = vlai_device_fence_create(&d->fork)))
-        code = vlai_device_fence_create(&d->join);
+    if (!code)
+        code = vlai_device_fence_create(&d->fork);
+    for (int l = 1; !code && l < VLAI_LANES; l++)
+        code = vlai_device_fence_create(&d->join[l]);
     if (code)
         return vlai_cuda_failed(err, code, "opening the GPU");
     d->context.cudnn = &d->cudnn;
@@ -91,6 +94,7 @@ static void cuda_close(vla_executor *ex)
     for (int l = 0; l < VLAI_LANES; l++) {
         vlai_device_free(d->scratch[l]);
         vlai_device_stream_destroy(d->lanes[l]);
+        vlai_device_event_destroy(d->join[l]);
     }
     for (int s = 0; s < 2; s++) {
         vlai_device_free(d->staging[s]);
@@ -98,7 +102,6 @@ static void cuda_close(vla_executor *ex)
         vlai_device_event_destroy(d->consumed[s]);
     }
     vlai_device_event_destroy(d->fork);
-    vlai_device_event_destroy(d->join);
     vlai_device_stream_destroy(d->copies);
     vlai_gemm_choices_close(d->context.choices);
     vlai_cublaslt_close(d->context.cublaslt);
@@ -150,7 +153,7 @@ static vla_status cuda_reserve(vla_executor *ex, const vla_plan *plan, vla_error
         VLA_TRY(grow(ex, &d->scratch[l], &d->scratch_bytes[l], scratch, "kernel scratch", err));
     for (int s = 0; s < 2; s++)
         VLA_TRY(grow(ex, &d->staging[s], &d->staging_bytes[s], plan->memory.input_bytes, "staging of inputs", err));
-    ex->workspace_bytes = d->scratch_bytes[0] + d->scratch_bytes[1] + d->staging_bytes[0] + d->staging_bytes[1];
+    ex->workspace_bytes = d->scratch_bytes[0] + d->scratch_bytes[1] + d->scratch_bytes[2] + d->staging_bytes[0] + d->staging_bytes[1];
     return VLA_OK;
 }
 
@@ -182,12 +185,22 @@ static bool is_nothing(const vlai_cuda_call *call)
     return (op == VLAI_OP_reshape || op == VLAI_OP_stop_gradient) && call->in[0].data == call->out[0].data;
 }
 
+/* Lane 0: the main work. 1: small work, by the graph. 2: gradients of weights, which nobody waits for until the update: they
+ * fill what the chain of the activations' gradients leaves free. */
+static int lane_of(const vla_run *run, const vlai_node *node)
+{
+    if (!(run->plan->options.fast & VLA_FAST_LANES))
+        return 0;
+    bool of_weight = node->op == VLAI_OP_matmul && node->backward && node->attrs.matmul.transpose_a;
+    return node->lane == 0 && of_weight && !getenv("VLA_NO_DW_LANE") ? 2 : node->lane;
+}
+
 static void set_call(const vla_run *run, size_t n, vlai_cuda_call *call)
 {
     const vla_graph *g = run->plan->graph;
     const vlai_cuda_device *d = run->executor->state;
     const vlai_node *node = &g->nodes[n];
-    int lane = run->plan->options.fast & VLA_FAST_LANES ? node->lane : 0;
+    int lane = lane_of(run, node);
     *call = (vlai_cuda_call){.node = node, .stream = d->lanes[lane], .workspace = d->scratch[lane], .workspace_bytes = d->scratch_bytes[lane],
                              .multiprocessors = d->info.multiprocessors};
     for (int i = 0; i < node->n_inputs; i++)
@@ -224,7 +237,7 @@ static vla_status add_launch(vla_run *run, size_t first, size_t count, vla_error
         for (int i = 0; i < call->node->n_outputs; i++)
             spans[n++] = span_of(&call->out[i], true);
     }
-    int lane = run->plan->options.fast & VLA_FAST_LANES ? r->calls[first].node->lane : 0;
+    int lane = lane_of(run, r->calls[first].node);
     vla_status status = vlai_schedule_add(&r->schedule, lane, spans, n, err);
     vlai_free(spans);
     VLA_TRY(status);
@@ -378,21 +391,22 @@ vla_status vlai_cuda_launch_failed(const vla_run *run, size_t i, int code, vla_e
     return vlai_prefix(err, vlai_cuda_failed(err, code, vlai_ops[run->plan->graph->nodes[n].op].name), "node %zu", n);
 }
 
-/* All launches, lane 1 forked from lane 0 and joined to it. */
+/* All launches, the other lanes forked from lane 0 and joined to it. */
 static vla_status launch_all(const vla_run *run, vla_error *err)
 {
     const vlai_cuda_run *r = run->state;
     const vlai_cuda_device *d = run->executor->state;
-    bool two = run->plan->options.fast & VLA_FAST_LANES;
-    int code = 0;
-    if (two && !(code = vlai_device_event_record(d->fork, d->lanes[0])))
-        code = vlai_device_wait(d->lanes[1], d->fork);
+    int lanes = run->plan->options.fast & VLA_FAST_LANES ? VLAI_LANES : 1;
+    int code = lanes > 1 ? vlai_device_event_record(d->fork, d->lanes[0]) : 0;
+    for (int l = 1; !code && l < lanes; l++)
+        code = vlai_device_wait(d->lanes[l], d->fork);
     if (code)
         return vlai_cuda_failed(err, code, "lanes");
     for (size_t i = 0; i < r->n_launches; i++) {
         void *stream = d->lanes[r->schedule.lanes[i]];
-        if (r->schedule.waits[i] >= 0)
-            code = vlai_device_wait(stream, r->launches[r->schedule.waits[i]].fence);
+        for (int l = 0; !code && l < lanes; l++)
+            if (r->schedule.waits[i][l] >= 0)
+                code = vlai_device_wait(stream, r->launches[r->schedule.waits[i][l]].fence);
         if (!code)
             code = vlai_cuda_launch_one(run, i);
         if (!code && r->launches[i].fence)
@@ -400,8 +414,9 @@ static vla_status launch_all(const vla_run *run, vla_error *err)
         if (code)
             return vlai_cuda_launch_failed(run, i, code, err);
     }
-    if (two && !(code = vlai_device_event_record(d->join, d->lanes[1])))
-        code = vlai_device_wait(d->lanes[0], d->join);
+    for (int l = 1; !code && l < lanes; l++)
+        if (!(code = vlai_device_event_record(d->join[l], d->lanes[l])))
+            code = vlai_device_wait(d->lanes[0], d->join[l]);
     return code ? vlai_cuda_failed(err, code, "lanes") : VLA_OK;
 }
 

@@ -71,8 +71,7 @@ static int32_t later(int32_t a, int32_t b)
 
 vla_status vlai_schedule_add(vlai_schedule *s, int lane, const vlai_span *spans, int n, vla_error *err)
 {
-    int other = 1 - lane;
-    int32_t name = (int32_t)s->count + 1, wait = 0;
+    int32_t name = (int32_t)s->count + 1, wait[VLAI_LANES] = {0};
     VLA_TRY(vlai_reserve((void **)&s->waits, &s->capacity_waits, s->count, sizeof *s->waits, err));
     VLA_TRY(vlai_reserve((void **)&s->signals, &s->capacity_signals, s->count, sizeof *s->signals, err));
     VLA_TRY(vlai_reserve((void **)&s->lanes, &s->capacity_lanes, s->count, sizeof *s->lanes, err));
@@ -83,22 +82,24 @@ vla_status vlai_schedule_add(vlai_schedule *s, int lane, const vlai_span *spans,
         VLA_TRY(cover(s, &spans[i], &at, err));
         for (; at < s->n_pieces && s->pieces[at].first < spans[i].end; at++) {
             vlai_schedule_piece *p = &s->pieces[at];
-            wait = later(wait, p->written[other]);
-            if (spans[i].write)
-                wait = later(wait, p->read[other]);
+            for (int l = 0; l < VLAI_LANES; l++) {
+                wait[l] = later(wait[l], p->written[l]);
+                if (spans[i].write)
+                    wait[l] = later(wait[l], p->read[l]);
+            }
             *(spans[i].write ? &p->written[lane] : &p->read[lane]) = name;
         }
     }
-    if (wait <= s->seen[lane][other])
-        wait = 0;
-    if (wait) {
-        s->seen[lane][other] = wait;
-        s->signals[wait - 1] = true;
+    for (int l = 0; l < VLAI_LANES; l++) {
+        bool needed = l != lane && wait[l] > s->seen[lane][l];
+        if (needed) {
+            s->seen[lane][l] = wait[l];
+            s->signals[wait[l] - 1] = true;
+        }
+        s->waits[s->count][l] = needed ? wait[l] - 1 : -1;
     }
-    s->waits[s->count] = wait - 1;
     s->signals[s->count] = false;
     s->lanes[s->count] = (int8_t)lane;
-    s->last[lane] = name;
     s->count++;
     return VLA_OK;
 }

@@ -3,7 +3,7 @@
  *
  *     vlai_schedule s = {0};
  *     for each launch, in plan order: vlai_schedule_add(&s, lane, spans, n, &err);
- *     s.waits[i]    launch of the other lane that launch i has to wait for, or -1
+ *     s.waits[i][l] launch of lane l that launch i has to wait for, or -1
  *     s.signals[i]  some launch waits for i
  *
  * Within a lane the order is that of adding. Waits that an earlier one implies are left out. */
@@ -18,7 +18,7 @@
 
 VLA_BEGIN_DECLS
 
-enum { VLAI_LANES = 2 };
+enum { VLAI_LANES = 3 };
 
 typedef struct vlai_span {
     uintptr_t first, end; /* bytes first .. end - 1; an empty span is nothing */
@@ -28,11 +28,10 @@ typedef struct vlai_span {
 typedef struct vlai_schedule_piece vlai_schedule_piece;
 
 typedef struct vlai_schedule {
-    int32_t *waits;
+    int32_t (*waits)[VLAI_LANES];
     bool *signals;
     int8_t *lanes;
     size_t count, capacity_waits, capacity_signals, capacity_lanes;
-    int32_t last[VLAI_LANES];               /* last launch of a lane, from 1; 0: none */
     vlai_schedule_piece *pieces;            /* bytes by address: who touched them last */
     size_t n_pieces, capacity_pieces;
     int32_t seen[VLAI_LANES][VLAI_LANES];   /* seen[a][b]: the latest launch (from 1) of lane b that lane a has waited for */

@@ -413,7 +413,13 @@ static inline int check_case(op_case *c)
                     if (!compare(name, &c->out[k], out[k], want[k], raw, c->within))
                         return 0;
                 } else if (memcmp(first[k], out[k], bytes_of(&c->out[k]))) {
-                    return fail("%s: other bits in run %d%s", name, run + 1, over >= 0 ? ", in place" : ""), 0;
+                    int64_t at = 0, differ = 0;
+                    for (int64_t i = c->out[k].n; i-- > 0;)
+                        if (get_real(c->out[k].dtype, first[k], i) != get_real(c->out[k].dtype, out[k], i))
+                            at = i, differ++;
+                    return fail("%s: other bits in run %d%s: %lld of %lld differ, element %lld was %.9g and is %.9g", name, run + 1, over >= 0 ? ", in place" : "",
+                                (long long)differ, (long long)c->out[k].n, (long long)at, get_real(c->out[k].dtype, first[k], at),
+                                get_real(c->out[k].dtype, out[k], at)), 0;
                 }
             }
             for (int k = 0; run < 2 && k < c->n_in; k++) {
