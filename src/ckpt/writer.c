@@ -193,8 +193,10 @@ static void *reserve_thread(void *argument)
 
 void vlai_checkpoint_reserve(vla_checkpoint_writer *w, const vla_store *store)
 {
-    if (w->sync || w->busy || w->reserving || !is_remote(store) || vlai_ckpt_staging(vlai_ckpt_bytes(store)) == 0)
+    if (w->sync || w->busy || w->reserving || w->fetch || !is_remote(store) || vlai_ckpt_staging(vlai_ckpt_bytes(store)) == 0)
         return;
+    vla_error ignored = VLA_ERROR_INIT;
+    (void)vlai_fetch_create(store, FETCHERS, &w->fetch, &ignored); /* the save meets a failure again */
     w->source = store;
     w->reserving = pthread_create(&w->reserver, NULL, reserve_thread, w) == 0;
 }
