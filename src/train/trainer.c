@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/time.h"
+#include "exec/device_facts.h"
 #include "exec/store.h"
 
 #include <inttypes.h>
@@ -112,6 +113,11 @@ static vla_status make_store(vla_trainer *t, vla_error *err)
     mark(t, "device");
     t->on_device = strcmp(vla_executor_device(t->executor), "cpu") != 0;
     vla_executor_limit(t->executor, o->memory_limit);
+    vlai_device_facts facts;
+    vla_error ignored = VLA_ERROR_INIT;
+    if (t->on_device && vlai_device_facts_get(t->executor, &facts, &ignored) == VLA_OK && *facts.name)
+        vlai_info("%s, %.1f GB, driver %s: %s numerics%s", facts.name, 1e-9 * (double)facts.memory, facts.driver, vlai_numerics_name(o->numerics),
+                  o->whole_step ? ", whole steps in one plan" : "");
     VLA_TRY(vla_store_create(&t->store, err));
     VLA_TRY(t->model.params(t->model.user, t->store, err));
     VLA_TRY(vla_store_allocate_on(t->store, t->executor, o->numerics, store_use(o), 0, err));
