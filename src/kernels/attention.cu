@@ -14,6 +14,7 @@
  * Bytes: q, k, v, o once, k and v again from L2 for every query tile. */
 #include "kernels/attention.h"
 #include "kernels/attention_cudnn.cuh"
+#include "kernels/attention_segments.cuh"
 #include "kernels/attention_tiles.cuh"
 #include "kernels/attention_window.cuh"
 
@@ -332,7 +333,8 @@ int backward_tiles(const attention_task &task)
     });
 }
 
-template <class F> int with_window_dim(int dim, F f)
+/* The padded head dimension of kernels on rows without padding. */
+template <class F> int with_row_dim(int dim, F f)
 {
     if (dim <= 64)
         return f(std::integral_constant<int, 64>{});
@@ -356,7 +358,7 @@ dim3 window_grid(const attention_shape &s)
 int forward_window(const attention_task &task)
 {
     const attention_shape &s = task.shape;
-    return with_window_dim(s.dim, [&](auto d) {
+    return with_row_dim(s.dim, [&](auto d) {
         constexpr int DP = decltype(d)::value;
         int status = allow_shared(window_kernel<DP>, window_shared<DP>());
         if (status)
@@ -372,7 +374,7 @@ int backward_window(const attention_task &task)
     const attention_shape &s = task.shape;
     if (!s.queries)
         return 0;
-    return with_window_dim(s.dim, [&](auto d) {
+    return with_row_dim(s.dim, [&](auto d) {
         constexpr int DP = decltype(d)::value;
         int status = allow_shared(window_grad_kernel<DP>, window_grad_shared<DP>());
         if (status)
@@ -381,6 +383,86 @@ int backward_window(const attention_task &task)
             s, (const bf16 *)task.dy, (const bf16 *)task.q, (const bf16 *)task.k, (const bf16 *)task.v, (const bf16 *)task.o, task.lse,
             (bf16 *)task.dq, (bf16 *)task.dk, (bf16 *)task.dv);
         return launched();
+    });
+}
+
+bool fits_segments(const attention_task &t)
+{
+    const attention_shape &s = t.shape;
+    return t.dtype == VLA_BF16 && t.mask != VLA_MASK_COLUMNS && t.segments && t.n_segments > 0 && t.n_segments < 65535 && t.longest > 0 &&
+           s.queries == s.keys && s.dim <= 128 && s.vector && s.scale > 0;
+}
+
+dim3 segment_grid(const attention_task &t, int x)
+{
+    return dim3((unsigned)x, (unsigned)t.n_segments + 1, blocks_for(t.longest, SEGMENT_TILE));
+}
+
+/* f(padded head dimension, causal). */
+template <class F> int with_segments(const attention_task &t, F f)
+{
+    return with_row_dim(t.shape.dim, [&](auto d) {
+        return t.mask == VLA_MASK_CAUSAL ? f(d, std::true_type{}) : f(d, std::false_type{});
+    });
+}
+
+int forward_segments(const attention_task &task)
+{
+    return with_segments(task, [&](auto d, auto causal) {
+        constexpr int DP = decltype(d)::value;
+        constexpr bool CAUSAL = decltype(causal)::value;
+        int status = allow_shared(segment_kernel<DP, CAUSAL>, segment_shared<DP>());
+        if (status)
+            return status;
+        segment_kernel<DP, CAUSAL><<<segment_grid(task, task.shape.heads), ROWS_BLOCK, segment_shared<DP>(), task.stream>>>(
+            task.shape, task.segments, (const bf16 *)task.q, (const bf16 *)task.k, (const bf16 *)task.v, (bf16 *)task.o, task.lse);
+        return launched();
+    });
+}
+
+/* Blocks that share the query heads of a kv head: they add through the shared memory of a cluster, which sm_90 brought. */
+int segment_split(const attention_shape &s)
+{
+    int device = 0, major = 0, split = SEGMENT_SPLIT;
+    if (cudaGetDevice(&device) || cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) || major < 9)
+        return 1;
+    while (s.group % split)
+        split /= 2;
+    return split;
+}
+
+int backward_segments(const attention_task &task)
+{
+    const attention_shape &s = task.shape;
+    float *delta = (float *)task.workspace;
+    const bf16 *dy = (const bf16 *)task.dy, *q = (const bf16 *)task.q, *k = (const bf16 *)task.k, *v = (const bf16 *)task.v;
+    return with_segments(task, [&](auto d, auto causal) {
+        constexpr int DP = decltype(d)::value;
+        constexpr bool CAUSAL = decltype(causal)::value;
+        auto *keys = segment_key_grad_kernel<DP, CAUSAL>;
+        int status = allow_shared(segment_query_grad_kernel<DP, CAUSAL>, segment_shared<DP>());
+        if (!status)
+            status = allow_shared(keys, segment_key_shared<DP>());
+        if (status)
+            return status;
+        segment_query_grad_kernel<DP, CAUSAL><<<segment_grid(task, s.heads), ROWS_BLOCK, segment_shared<DP>(), task.stream>>>(
+            s, task.segments, dy, q, k, v, (const bf16 *)task.o, task.lse, delta, (bf16 *)task.dq);
+        if ((status = launched()) || (!task.dk && !task.dv))
+            return status;
+        int split = segment_split(s);
+        cudaLaunchAttribute cluster = {};
+        cluster.id = cudaLaunchAttributeClusterDimension;
+        cluster.val.clusterDim.x = (unsigned)split;
+        cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+        cudaLaunchConfig_t config = {};
+        config.gridDim = segment_grid(task, s.kv_heads * split);
+        config.blockDim = dim3(ROWS_BLOCK);
+        config.dynamicSmemBytes = segment_key_shared<DP>();
+        config.stream = task.stream;
+        config.attrs = &cluster;
+        config.numAttrs = split > 1;
+        return (int)cudaLaunchKernelEx(&config, keys, s, task.segments, dy, q, k, v, (const float *)task.lse, (const float *)delta,
+                                       (bf16 *)task.dk, (bf16 *)task.dv, split);
     });
 }
 
@@ -404,6 +486,7 @@ struct implementation {
 const implementation implementations[] = {
     {"windows", fits_window, forward_window, backward_window},
     {"cudnn", [](const attention_task &t) { return t.plan != nullptr; }, forward_cudnn, backward_cudnn},
+    {"segments", fits_segments, forward_segments, backward_segments},
     {"tiles", [](const attention_task &t) { return t.dtype == VLA_BF16 && t.shape.dim <= 128; }, forward_tiles, backward_tiles},
     {"plain", [](const attention_task &t) { return t.dtype == VLA_BF16 && t.shape.dim <= PLAIN_DIM; }, forward_plain<bf16>, backward_plain<bf16>},
     {"plain32", [](const attention_task &t) { return t.dtype == VLA_F32 && t.shape.dim <= PLAIN_DIM; }, forward_plain<float>, backward_plain<float>},

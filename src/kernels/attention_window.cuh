@@ -10,16 +10,14 @@
  * with all keys (or queries) of its segments, at most 64, so that no softmax is rescaled and nothing is added by two warps:
  * the order of every sum is fixed. Backward goes by key strips: scores transposed, P^T and dS^T in registers, dv = P^T do,
  * dk = dS^T q; dS^T is left where the strip's v was, and a second round over the same strips makes dq = dS k.
- *
- * Shared memory holds rows without padding; their 16-byte pieces are permuted so that the eight rows that one ldmatrix reads
- * lie in different banks. */
+ */
 #ifndef VLAI_ATTENTION_WINDOW_CUH
 #define VLAI_ATTENTION_WINDOW_CUH
 
-#include "kernels/attention.cuh"
+#include "kernels/attention_rows.cuh"
 
 enum {
-    WINDOW_BLOCK = 128,
+    WINDOW_BLOCK = ROWS_BLOCK,
     WINDOW_LONGEST = 64,
     WINDOW_ANCHOR = 64, /* a block's segments begin in so many rows */
     WINDOW_SEEN = 128,  /* they end in fewer: WINDOW_ANCHOR - 1 + WINDOW_LONGEST */
@@ -41,13 +39,6 @@ struct window_tile {
     int strips, begin, end;       /* of the rows now in shared memory, from the anchor */
     float top[WINDOW_BUFFER], mean[WINDOW_BUFFER]; /* lse in powers of 2 and delta, by row of the buffer */
 };
-
-/* Offset of a 16-byte piece of a row of DP elements. */
-template <int DP> __device__ inline int window_piece(int row, int piece)
-{
-    constexpr int PIECES = DP / 8, SHARE = PIECES % 8 == 0 ? 8 : PIECES % 4 == 0 ? 4 : 2;
-    return row * DP + ((piece ^ (row / (8 / SHARE) % SHARE)) * 8);
-}
 
 /* Segments of the rows from `anchor` on, by row. Returns the rows, from the anchor, between which the block's segments lie. */
 __device__ inline int2 window_segments(const attention_shape &s, int64_t anchor, window_tile &tile)
@@ -73,71 +64,54 @@ __device__ inline int2 window_segments(const attention_shape &s, int64_t anchor,
 /* By one thread: the next whole segments from `begin` that fit into the buffer, as strips. */
 __device__ inline void window_cut(window_tile &tile, int begin, int end)
 {
-    int at = begin, n = 0, open = -1; /* open: a strip of short segments that may take one more */
-    while (at < end && n < WINDOW_STRIPS) {
+    int at = begin, n = 0;
+    window_strip open = {}; /* short segments, the last of which may be followed by another */
+    while (at < end) {
         short2 seen = tile.seen[at];
         int length = seen.y > seen.x ? seen.y - at : 1;
         length = length > WINDOW_LONGEST ? WINDOW_LONGEST : length;
         length = length > end - at ? end - at : length;
-        if (at + length - begin > WINDOW_ROWS)
+        if (at + length - begin > WINDOW_ROWS || n + 1 + (length + 15) / 16 > WINDOW_STRIPS)
             break;
         int row = at - begin;
-        if (length < 16 && open >= 0 && tile.strip[open].rows + length <= 16) {
-            tile.strip[open].rows += (short)length;
-            tile.strip[open].count += (short)length;
-        } else {
-            if (n + (length + 15) / 16 > WINDOW_STRIPS)
-                break;
-            bool whole = length % 16 == 0 && seen.y > seen.x;
-            open = length < 16 ? n : -1;
-            for (int r = 0; r < length; r += 16) {
-                window_strip &strip = tile.strip[n++];
-                strip.row = (short)(row + r);
-                strip.rows = (short)(length - r < 16 ? length - r : 16);
-                strip.first = (short)row;
-                strip.count = (short)length;
-                strip.whole = whole;
-            }
-        }
         at += length;
+        if (length < 16 && open.rows + length <= 16) {
+            open.row = open.rows ? open.row : (short)row;
+            open.rows += (short)length;
+            continue;
+        }
+        if (open.rows) {
+            open.first = open.row;
+            open.count = open.rows;
+            tile.strip[n++] = open;
+            open.rows = 0;
+        }
+        if (length < 16) {
+            open.row = (short)row;
+            open.rows = (short)length;
+            continue;
+        }
+        window_strip strip = {(short)row, 16, (short)row, (short)length, length % 16 == 0 && seen.y > seen.x};
+        for (int left = length; left > 0; left -= 16, strip.row += 16) {
+            strip.rows = (short)(left < 16 ? left : 16);
+            tile.strip[n++] = strip;
+        }
+    }
+    if (open.rows) {
+        open.first = open.row;
+        open.count = open.rows;
+        tile.strip[n++] = open;
     }
     tile.strips = n;
     tile.begin = begin;
     tile.end = at;
 }
 
-/* Rows from `first` of one head into the buffer, zeros for the 16 that follow the last. */
-template <int DP>
-__device__ inline void window_load(bf16 *to, const bf16 *from, int64_t first, int rows, int64_t stride, int dim)
-{
-    constexpr int PIECES = DP / 8;
-    from += first * stride;
-    for (int i = threadIdx.x; i < (rows + 16) * PIECES; i += WINDOW_BLOCK) {
-        int row = i / PIECES, piece = i % PIECES;
-        bool there = row < rows && piece * 8 < dim;
-        copy_async<16>(to + window_piece<DP>(row, piece), there ? from + row * stride + piece * 8 : from, there);
-    }
-}
-
 /* First operand [16][16]: rows from `row`, the last of `rows` again for those past it. */
 template <int DP> __device__ inline void window_first(uint32_t (&r)[4], const bf16 *tile, int row, int rows, int piece)
 {
     int lane = threadIdx.x % WARP, at = lane % 16 < rows ? lane % 16 : rows - 1;
-    load_fragments(r, tile + window_piece<DP>(row + at, piece + lane / 16));
-}
-
-/* Second operand, two 8-wide blocks of n: [n][k] as it lies. */
-template <int DP> __device__ inline void window_second(uint32_t (&r)[4], const bf16 *tile, int n, int piece)
-{
-    int lane = threadIdx.x % WARP;
-    load_fragments(r, tile + window_piece<DP>(n + lane / 16 * 8 + lane % 8, piece + lane / 8 % 2));
-}
-
-/* The same of [k][n]. */
-template <int DP> __device__ inline void window_transposed(uint32_t (&r)[4], const bf16 *tile, int k, int piece)
-{
-    int lane = threadIdx.x % WARP;
-    load_fragments_transposed(r, tile + window_piece<DP>(k + lane % 16, piece + lane / 16));
+    load_fragments(r, tile + row_piece<DP>(row + at, piece + lane / 16));
 }
 
 /* x [16][64] = rows of `a` (16 from the strip's first) times rows `first`.. of b, as many blocks of 16 as `count` needs. */
@@ -151,7 +125,7 @@ __device__ inline void window_scores(float (&x)[8][4], const bf16 *a, const bf16
 #pragma unroll
         for (int j = 0; j < 4; j++)
             if (16 * j < strip.count) {
-                window_second<DP>(fb, b, strip.first + 16 * j, 2 * k);
+                rows_second<DP>(fb, b, strip.first + 16 * j, 2 * k);
                 multiply(x[2 * j], fa, fb[0], fb[1]);
                 multiply(x[2 * j + 1], fa, fb[2], fb[3]);
             }
@@ -168,21 +142,10 @@ __device__ inline void window_product(float (&acc)[DP / 8][4], const uint32_t (&
 #pragma unroll
             for (int j = 0; j < DP / 16; j++) {
                 uint32_t fb[4];
-                window_transposed<DP>(fb, b, strip.first + 16 * k, 2 * j);
+                rows_transposed<DP>(fb, b, strip.first + 16 * k, 2 * j);
                 multiply(acc[2 * j], p[k], fb[0], fb[1]);
                 multiply(acc[2 * j + 1], p[k], fb[2], fb[3]);
             }
-}
-
-__device__ inline void window_pack(uint32_t (&p)[4][4], const float (&x)[8][4])
-{
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-        p[k][0] = pack_pair(x[2 * k][0], x[2 * k][1]);
-        p[k][1] = pack_pair(x[2 * k][2], x[2 * k][3]);
-        p[k][2] = pack_pair(x[2 * k + 1][0], x[2 * k + 1][1]);
-        p[k][3] = pack_pair(x[2 * k + 1][2], x[2 * k + 1][3]);
-    }
 }
 
 /* Is the pair visible? Rows of the buffer; offset: of the buffer's first row from the anchor. */
@@ -190,30 +153,6 @@ __device__ inline bool window_sees(const window_tile &tile, int query, int key)
 {
     short2 seen = tile.seen[tile.begin + query];
     return key + tile.begin >= seen.x && key + tile.begin < seen.y;
-}
-
-/* The strip's rows of results from row `to` on, through `rows` rows of a buffer that is the warp's own by now. */
-template <int DP>
-__device__ inline void window_store(bf16 *to, int64_t stride, int dim, bf16 *buffer, int row, int rows, const float (&x)[DP / 8][4],
-                                    float factor0, float factor1)
-{
-    constexpr int PIECES = DP / 8;
-    int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
-    __syncwarp();
-#pragma unroll
-    for (int j = 0; j < PIECES; j++) {
-        if (g < rows)
-            *reinterpret_cast<uint32_t *>(buffer + window_piece<DP>(row + g, j) + 2 * t) = pack_pair(x[j][0] * factor0, x[j][1] * factor0);
-        if (g + 8 < rows)
-            *reinterpret_cast<uint32_t *>(buffer + window_piece<DP>(row + g + 8, j) + 2 * t) = pack_pair(x[j][2] * factor1, x[j][3] * factor1);
-    }
-    __syncwarp();
-    for (int i = lane; i < rows * PIECES; i += WARP) {
-        int r = i / PIECES, piece = i % PIECES;
-        if (piece * 8 < dim)
-            *reinterpret_cast<uint4 *>(to + r * stride + piece * 8) = *reinterpret_cast<const uint4 *>(buffer + window_piece<DP>(row + r, piece));
-    }
-    __syncwarp();
 }
 
 template <int DP> constexpr size_t window_shared()
@@ -237,18 +176,18 @@ __global__ void __launch_bounds__(WINDOW_BLOCK, DP > 80 ? 2 : 4)
     v += (int64_t)head * s.dim;
     int2 part = window_segments(s, anchor, tile);
     for (int begin = part.x, rows; begin < part.y; begin += rows) {
+        /* All that the buffer holds is on its way before it is known where the last whole segment ends. */
+        int most = min(part.y - begin, (int)WINDOW_ROWS);
+        int64_t first = anchor + begin;
+        rows_load<DP>(tile_q, q + first * s.q_stride, most + 16, most, s.q_stride, s.dim);
+        rows_load<DP>(tile_k, k + first * s.kv_stride, most + 16, most, s.kv_stride, s.dim);
+        rows_load<DP>(tile_v, v + first * s.kv_stride, most + 16, most, s.kv_stride, s.dim);
+        copy_commit();
         if (threadIdx.x == 0)
             window_cut(tile, begin, part.y);
-        __syncthreads();
-        rows = tile.end - begin; /* at least one: a segment has at most WINDOW_LONGEST of them */
-        int64_t first = anchor + begin;
-        window_load<DP>(tile_q, q, first, rows, s.q_stride, s.dim);
-        window_load<DP>(tile_k, k, first, rows, s.kv_stride, s.dim);
-        copy_commit();
-        window_load<DP>(tile_v, v, first, rows, s.kv_stride, s.dim);
-        copy_commit();
         copy_wait<0>();
         __syncthreads();
+        rows = tile.end - begin; /* at least one: a segment has at most WINDOW_LONGEST of them */
         for (int at = warp; at < tile.strips; at += WINDOW_BLOCK / WARP) {
             window_strip strip = tile.strip[at];
             float x[8][4] = {}, top[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
@@ -280,11 +219,11 @@ __global__ void __launch_bounds__(WINDOW_BLOCK, DP > 80 ? 2 : 4)
                     lse[(first + strip.row + g + 8 * r) * s.heads + head] = sum[r] > 0 ? (top[r] + log2f(sum[r])) * LN2 : -INFINITY;
             }
             uint32_t p[4][4];
-            window_pack(p, x);
+            rows_pack<4>(p, x);
             float acc[DP / 8][4] = {};
             window_product<DP>(acc, p, tile_v, strip);
             if (o)
-                window_store<DP>(o + (first + strip.row) * s.o_stride + (int64_t)head * s.dim, s.o_stride, s.dim, tile_q, strip.row,
+                rows_store<DP>(o + (first + strip.row) * s.o_stride + (int64_t)head * s.dim, s.o_stride, s.dim, tile_q, strip.row,
                                  strip.rows, acc, sum[0] > 0 ? 1.0f / sum[0] : 0.0f, sum[1] > 0 ? 1.0f / sum[1] : 0.0f);
         }
         __syncthreads(); /* buffers and strips are free */
@@ -302,7 +241,6 @@ __global__ void __launch_bounds__(WINDOW_BLOCK, DP > 80 ? 1 : 3)
     window_grad_kernel(attention_shape s, const bf16 *dy, const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *o, const float *lse,
                        bf16 *dq, bf16 *dk, bf16 *dv)
 {
-    constexpr int HALF = DP / 16; /* 16-byte pieces of half a row */
     extern __shared__ __align__(16) unsigned char memory[];
     bf16 *tile_q = (bf16 *)memory, *tile_k = tile_q + WINDOW_BUFFER * DP, *tile_v = tile_k + WINDOW_BUFFER * DP;
     bf16 *tile_dy = tile_v + WINDOW_BUFFER * DP, *mine = tile_dy + WINDOW_BUFFER * DP + threadIdx.x / WARP * 16 * DP;
@@ -312,54 +250,34 @@ __global__ void __launch_bounds__(WINDOW_BLOCK, DP > 80 ? 1 : 3)
     float scale = s.scale * LOG2E;
     int2 part = window_segments(s, anchor, tile);
     for (int begin = part.x, rows; begin < part.y; begin += rows) {
-        if (threadIdx.x == 0)
-            window_cut(tile, begin, part.y);
-        __syncthreads();
-        rows = tile.end - begin; /* at least one: a segment has at most WINDOW_LONGEST of them */
+        /* All that the buffer holds is on its way before it is known where the last whole segment ends. */
+        int most = min(part.y - begin, (int)WINDOW_ROWS);
         int64_t first = anchor + begin;
-        window_load<DP>(tile_dy, dy + col, first, rows, s.o_stride, s.dim);
-        window_load<DP>(tile_q, q + col, first, rows, s.q_stride, s.dim);
-        window_load<DP>(tile_k, k + col, first, rows, s.kv_stride, s.dim);
-        window_load<DP>(tile_v, v + col, first, rows, s.kv_stride, s.dim);
+        rows_load<DP>(tile_dy, dy + col + first * s.o_stride, most + 16, most, s.o_stride, s.dim);
+        rows_load<DP>(tile_q, q + col + first * s.q_stride, most + 16, most, s.q_stride, s.dim);
+        rows_load<DP>(tile_k, k + col + first * s.kv_stride, most + 16, most, s.kv_stride, s.dim);
+        rows_load<DP>(tile_v, v + col + first * s.kv_stride, most + 16, most, s.kv_stride, s.dim);
         copy_commit();
 
-        /* delta: two threads per row, o straight from memory while the rest is on its way. */
-        int half = threadIdx.x % 2, row = threadIdx.x / 2;
-        uint4 out[HALF];
-        auto load_out = [&](int r) {
-            const bf16 *from = o + (first + r) * s.o_stride + col;
-#pragma unroll
-            for (int i = 0; i < HALF; i++)
-                out[i] = r < rows && (half * HALF + i) * 8 < s.dim ? *reinterpret_cast<const uint4 *>(from + (half * HALF + i) * 8)
-                                                                   : make_uint4(0, 0, 0, 0);
-        };
-        load_out(row);
-        float top = row < rows ? lse[(first + row) * s.heads + head] * LOG2E : 0.0f;
+        /* delta: o straight from memory while the rest is on its way. */
+        int row = threadIdx.x / 2;
+        row_half<DP> out;
+        out.load(o + (first + row) * s.o_stride + col, row < most, s.dim);
+        float top = row < most ? lse[(first + row) * s.heads + head] * LOG2E : 0.0f;
+        if (threadIdx.x == 0)
+            window_cut(tile, begin, part.y);
         copy_wait<0>();
         __syncthreads();
+        rows = tile.end - begin; /* at least one: a segment has at most WINDOW_LONGEST of them */
         for (; row < WINDOW_BUFFER; row += WINDOW_BLOCK / 2) {
-            float sum = 0;
-            if (row < rows)
-#pragma unroll
-                for (int i = 0; i < HALF; i++) {
-                    uint4 piece = *reinterpret_cast<const uint4 *>(tile_dy + window_piece<DP>(row, half * HALF + i));
-                    const __nv_bfloat162 *a = reinterpret_cast<const __nv_bfloat162 *>(&piece), *b = reinterpret_cast<const __nv_bfloat162 *>(&out[i]);
-#pragma unroll
-                    for (int c = 0; c < 4; c++) {
-                        float2 fa = __bfloat1622float2(a[c]), fb = __bfloat1622float2(b[c]);
-                        sum += fa.x * fb.x + fa.y * fb.y;
-                    }
-                }
-            sum += __shfl_xor_sync(0xFFFFFFFFu, sum, 1);
-            if (half == 0) {
+            float sum = out.product(tile_dy, row < most ? row : 0);
+            if (threadIdx.x % 2 == 0) {
                 tile.top[row] = top;
-                tile.mean[row] = sum;
+                tile.mean[row] = row < most ? sum : 0.0f;
             }
             int next = row + WINDOW_BLOCK / 2;
-            if (next < WINDOW_BUFFER) {
-                load_out(next);
-                top = next < rows ? lse[(first + next) * s.heads + head] * LOG2E : 0.0f;
-            }
+            out.load(o + (first + next) * s.o_stride + col, next < most, s.dim);
+            top = next < most ? lse[(first + next) * s.heads + head] * LOG2E : 0.0f;
         }
         __syncthreads();
 
@@ -385,26 +303,26 @@ __global__ void __launch_bounds__(WINDOW_BLOCK, DP > 80 ? 1 : 3)
                     }
                 }
             uint32_t p[4][4], ds[4][4];
-            window_pack(p, x);
-            window_pack(ds, dp);
+            rows_pack<4>(p, x);
+            rows_pack<4>(ds, dp);
             int64_t to = first + strip.row;
             if (dv) {
                 float acc[DP / 8][4] = {};
                 window_product<DP>(acc, p, tile_dy, strip);
-                window_store<DP>(dv + to * s.dkv_stride + col, s.dkv_stride, s.dim, mine, 0, strip.rows, acc, 1.0f, 1.0f);
+                rows_store<DP>(dv + to * s.dkv_stride + col, s.dkv_stride, s.dim, mine, 0, strip.rows, acc, 1.0f, 1.0f);
             }
             if (dk) {
                 float acc[DP / 8][4] = {};
                 window_product<DP>(acc, ds, tile_q, strip);
-                window_store<DP>(dk + to * s.dkv_stride + col, s.dkv_stride, s.dim, mine, 0, strip.rows, acc, s.scale, s.scale);
+                rows_store<DP>(dk + to * s.dkv_stride + col, s.dkv_stride, s.dim, mine, 0, strip.rows, acc, s.scale, s.scale);
             }
             __syncwarp();
 #pragma unroll
             for (int j = 0; j < 8; j++) {
                 if (g < strip.rows)
-                    *reinterpret_cast<uint32_t *>(tile_v + window_piece<DP>(strip.row + g, j) + 2 * t) = ds[j / 2][j % 2 * 2];
+                    *reinterpret_cast<uint32_t *>(tile_v + row_piece<DP>(strip.row + g, j) + 2 * t) = ds[j / 2][j % 2 * 2];
                 if (g + 8 < strip.rows)
-                    *reinterpret_cast<uint32_t *>(tile_v + window_piece<DP>(strip.row + g + 8, j) + 2 * t) = ds[j / 2][j % 2 * 2 + 1];
+                    *reinterpret_cast<uint32_t *>(tile_v + row_piece<DP>(strip.row + g + 8, j) + 2 * t) = ds[j / 2][j % 2 * 2 + 1];
             }
         }
         __syncthreads(); /* dS^T of all strips is there */
@@ -416,7 +334,7 @@ __global__ void __launch_bounds__(WINDOW_BLOCK, DP > 80 ? 1 : 3)
             for (int k = 0; k < 4; k++)
                 if (16 * k < strip.count) {
                     uint32_t fs[4];
-                    load_fragments_transposed(fs, tile_v + window_piece<DP>(strip.first + 16 * k + lane / 16 * 8 + lane % 8, piece + lane / 8 % 2));
+                    load_fragments_transposed(fs, tile_v + row_piece<DP>(strip.first + 16 * k + lane / 16 * 8 + lane % 8, piece + lane / 8 % 2));
                     if (16 * k + 16 > strip.count) { /* rows of other segments */
 #pragma unroll
                         for (int h = 0; h < 2; h++) {
@@ -429,12 +347,12 @@ __global__ void __launch_bounds__(WINDOW_BLOCK, DP > 80 ? 1 : 3)
 #pragma unroll
                     for (int j = 0; j < DP / 16; j++) {
                         uint32_t fb[4];
-                        window_transposed<DP>(fb, tile_k, strip.first + 16 * k, 2 * j);
+                        rows_transposed<DP>(fb, tile_k, strip.first + 16 * k, 2 * j);
                         multiply(acc[2 * j], fs, fb[0], fb[1]);
                         multiply(acc[2 * j + 1], fs, fb[2], fb[3]);
                     }
                 }
-            window_store<DP>(dq + (first + strip.row) * s.dq_stride + col, s.dq_stride, s.dim, mine, 0, strip.rows, acc, s.scale, s.scale);
+            rows_store<DP>(dq + (first + strip.row) * s.dq_stride + col, s.dq_stride, s.dim, mine, 0, strip.rows, acc, s.scale, s.scale);
         }
         __syncthreads(); /* buffers and strips are free */
     }
