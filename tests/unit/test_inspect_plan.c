@@ -99,6 +99,34 @@ static void test_defaults_and_sizes(void **state)
     json_decref(p);
 }
 
+/* Of the whole model: 32 blocks of the tower with one stream, 36 layers with two, of which the last has no language rows
+ * behind its attention. */
+static void test_fused(void **state)
+{
+    (void)state;
+    static const struct { const char *name; int blocks, layers; } patterns[] = {
+        {"route", 0, 35},                /* gradients of the attention's rows; the last layer gathers none */
+        {"attention qkv", 32, 35},       /* the last layer's queries come from one stream alone */
+        {"rms_norm backward", 2 * 32, 4 * 36 - 1}, /* and the merger's and the last norm */
+        {"swiglu backward", 32, 2 * 36 - 1},
+    };
+    json_t *plain = plan_json("--batch 2"), *fused = plan_json("--batch 2 --fuse all"), *model = plan_json("--batch 2 --fuse model");
+    for (size_t i = 0; i < sizeof patterns / sizeof *patterns; i++) {
+        int extra = i == 2 ? 2 : 0;
+        assert_int_equal((int)number(plain, "fused", patterns[i].name, NULL, NULL), 0);
+        assert_int_equal((int)number(fused, "fused", patterns[i].name, NULL, NULL), patterns[i].blocks + patterns[i].layers + extra);
+        assert_int_equal((int)number(model, "fused", patterns[i].name, NULL, NULL), patterns[i].layers + extra / 2);
+    }
+    /* Joining costs no memory, and takes a third of the launches away. */
+    static const char *const modes[] = {"none", "cheap", "layer"};
+    for (int m = 0; m < 3; m++)
+        assert_true(number(fused, "activations", modes[m], NULL, NULL) <= number(plain, "activations", modes[m], NULL, NULL));
+    assert_true(number(fused, "planned", "launches", NULL, NULL) < 0.67 * number(plain, "planned", "launches", NULL, NULL));
+    json_decref(plain);
+    json_decref(fused);
+    json_decref(model);
+}
+
 static void test_text(void **state)
 {
     (void)state;
@@ -149,6 +177,6 @@ static void test_mistakes(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_full_model), cmocka_unit_test(test_defaults_and_sizes),
-                                       cmocka_unit_test(test_text), cmocka_unit_test(test_mistakes)};
+                                       cmocka_unit_test(test_text), cmocka_unit_test(test_fused), cmocka_unit_test(test_mistakes)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
