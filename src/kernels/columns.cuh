@@ -2,13 +2,14 @@
  *
  * Stage 1: a block takes 256 columns of a chunk of rows; its 8 warps take every eighth row, a lane 8 neighbouring columns;
  * the warps' sums are added in order -> partial [chunks, C] fp32. Stage 2: chunks in order, 8 groups of them side by side.
- * Chunks follow from the shape alone. Bytes: the operands once, and 8 C chunks for the partials. */
+ * Chunks follow from the shape alone: blocks of equal work, as many as 132 multiprocessors hold at once. Bytes: the operands
+ * once, and 8 C chunks for the partials. */
 #ifndef VLAI_COLUMNS_CUH
 #define VLAI_COLUMNS_CUH
 
 #include "kernels/common.cuh"
 
-enum { COLUMN_TILE = 256, COLUMN_BLOCKS = 1024, COLUMN_ROWS = 32 };
+enum { COLUMN_TILE = 256, COLUMN_BLOCKS = 528, COLUMN_ROWS = 32 };
 
 static inline int64_t column_chunks(int64_t rows, int64_t cols)
 {

@@ -258,9 +258,10 @@ template <class F> bool with_packs(int64_t cols, bool vector, F f)
 
 /* --- everything of the backward in one pass --- */
 
-enum { PAIR = 2, MOST_THREADS = 512, FUSED_COLS = MOST_THREADS * LANE, FUSED_THREADS = 132 * 512 };
+enum { PAIR = 2, MOST_THREADS = 512, FUSED_COLS = MOST_THREADS * LANE, MULTIPROCESSORS = 132 };
 
-/* The rows of a block, and how many blocks: about two blocks of 256 threads for each of 132 multiprocessors. */
+/* The rows of a block, and how many blocks: as many as are resident at once, 512 threads on each of 132 multiprocessors (up
+ * to 128 registers each), so that none begins late. */
 struct row_blocks {
     int threads;
     int64_t blocks, rows;
@@ -270,7 +271,7 @@ row_blocks row_blocks_of(int64_t rows, int64_t cols)
 {
     row_blocks b;
     b.threads = (int)((cols / LANE + WARP - 1) / WARP * WARP);
-    int64_t most = (rows + PAIR - 1) / PAIR, wanted = FUSED_THREADS / (b.threads ? b.threads : 1);
+    int64_t most = (rows + PAIR - 1) / PAIR, wanted = MULTIPROCESSORS * (MOST_THREADS / (b.threads ? b.threads : 1));
     b.blocks = wanted < most ? wanted : most;
     b.rows = b.blocks ? (rows + b.blocks - 1) / b.blocks : 0;
     b.blocks = b.rows ? (rows + b.rows - 1) / b.rows : 0;
