@@ -76,24 +76,25 @@ static vla_status make_store(const bench_setup *s, bench_row *row, engine *e, vl
     return VLA_OK;
 }
 
-/* What does not fit is known before anything is allocated, with the room that the trainer leaves too. */
-static vla_status check_room(const bench_setup *s, const bench_row *row, const engine *e, vla_error *err)
+/* What store and plans take together, and the room that the trainer would leave too. */
+static size_t needed(const engine *e)
 {
-    size_t held = vlai_store_held(e->store), room = vlai_device_room(e->executor, s->limit, held);
     vlai_plan_need a = vlai_plan_needs(e->executor, e->plan), b = {0, 0};
     if (e->update_plan)
         b = vlai_plan_needs(e->executor, e->update_plan);
-    size_t need = held + (a.arena > b.arena ? a.arena : b.arena) + (a.scratch > b.scratch ? a.scratch : b.scratch);
-    if (!e->device || need <= room)
-        return VLA_OK;
-    return vlai_fail(err, VLA_E_DEVICE_NOMEM, "%lld samples: %.2f GB, of %.2f GB that there are", (long long)row->batch, (double)need * 1e-9, (double)room * 1e-9);
+    return vlai_store_held(e->store) + (a.arena > b.arena ? a.arena : b.arena) + (a.scratch > b.scratch ? a.scratch : b.scratch);
 }
 
-static vla_status make_runs(const bench_setup *s, bench_row *row, vla_recompute recompute, engine *e, vla_error *err)
+static size_t room_of(const bench_setup *s, const engine *e)
 {
-    const vla_plan_options o = plan_options(s, row, recompute);
+    return vlai_device_room(e->executor, s->limit, vlai_store_held(e->store));
+}
+
+static vla_status make_plans(const bench_setup *s, const bench_row *row, vla_recompute recompute, size_t keep, engine *e, vla_error *err)
+{
+    vla_plan_options o = plan_options(s, row, recompute);
+    o.keep = keep;
     vla_adamw_options adamw = vlai_settings_adamw(s->train);
-    double start = vlai_now();
     memset(e->gradients, 0, vla_store_count(e->store) * sizeof *e->gradients);
     if (row->switches.compile) {
         VLA_TRY(vlai_wallx_plan_step(&s->model, &e->work.shape, e->store, &adamw, &o, e->gradients, &e->plan, err));
@@ -103,15 +104,6 @@ static vla_status make_runs(const bench_setup *s, bench_row *row, vla_recompute 
         VLA_TRY(vla_graph_adamw(e->store, e->gradients, &adamw, &update, err));
         VLA_TRY(vla_plan_build(update, &o, &e->update_plan, err));
     }
-    VLA_TRY(check_room(s, row, e, err));
-    if (e->update_plan)
-        VLA_TRY(vla_executor_reserve(e->executor, e->update_plan, err));
-    row->plan_seconds = vlai_now() - start;
-    start = vlai_now();
-    VLA_TRY(vla_run_create(e->executor, e->plan, e->store, &e->run, err));
-    if (e->update_plan)
-        VLA_TRY(vla_run_create(e->executor, e->update_plan, e->store, &e->update, err));
-    row->bind_seconds = vlai_now() - start;
     return VLA_OK;
 }
 
@@ -125,7 +117,32 @@ static void drop_runs(engine *e)
     e->update_plan = e->plan = NULL;
 }
 
-/* With `alloc`, and no level asked for, cheap recompute, and more where that does not fit: as vla train does. */
+/* What does not fit is known before anything is allocated. `spare`: with room to spare less is made again. */
+static vla_status make_runs(const bench_setup *s, bench_row *row, vla_recompute recompute, bool spare, engine *e, vla_error *err)
+{
+    double start = vlai_now();
+    VLA_TRY(make_plans(s, row, recompute, 0, e, err));
+    size_t room = room_of(s, e), need = needed(e);
+    if (e->device && need > room)
+        return vlai_fail(err, VLA_E_DEVICE_NOMEM, "%lld samples: %.2f GB, of %.2f GB that there are", (long long)row->batch, (double)need * 1e-9, (double)room * 1e-9);
+    size_t keep = spare && e->device ? vlai_device_keep(room, need, vlai_plan_needs(e->executor, e->plan).arena) : 0;
+    for (; keep; keep = needed(e) > room ? keep / 2 : 0) {
+        drop_runs(e);
+        VLA_TRY(make_plans(s, row, recompute, keep, e, err));
+    }
+    if (e->update_plan)
+        VLA_TRY(vla_executor_reserve(e->executor, e->update_plan, err));
+    row->plan_seconds = vlai_now() - start;
+    start = vlai_now();
+    VLA_TRY(vla_run_create(e->executor, e->plan, e->store, &e->run, err));
+    if (e->update_plan)
+        VLA_TRY(vla_run_create(e->executor, e->update_plan, e->store, &e->update, err));
+    row->bind_seconds = vlai_now() - start;
+    return VLA_OK;
+}
+
+/* With `alloc`, and no level asked for, cheap recompute, less where there is room and more where that does not fit: as vla
+ * train does. */
 static vla_status make_engine(const bench_setup *s, bench_row *row, engine *e, vla_error *err)
 {
     vlai_wallx_workload_options work = s->work;
@@ -139,7 +156,7 @@ static vla_status make_engine(const bench_setup *s, bench_row *row, engine *e, v
     for (int level = first; level <= last; level++) {
         drop_runs(e);
         row->recompute = (vla_recompute)level;
-        status = make_runs(s, row, row->recompute, e, err);
+        status = make_runs(s, row, row->recompute, last > first && level == VLA_RECOMPUTE_CHEAP, e, err);
         if (status != VLA_E_DEVICE_NOMEM)
             break;
     }
