@@ -343,10 +343,18 @@ template <class F> int with_row_dim(int dim, F f)
     return f(std::integral_constant<int, 128>{});
 }
 
+int device_attribute(cudaDeviceAttr attribute)
+{
+    int device = 0, value = 0;
+    return cudaGetDevice(&device) || cudaDeviceGetAttribute(&value, attribute, device) ? 0 : value;
+}
+
 bool fits_window(const attention_task &t)
 {
     const attention_shape &s = t.shape;
-    return t.dtype == VLA_BF16 && t.mask == VLA_MASK_FULL && t.longest > 0 && t.longest <= WINDOW_LONGEST && s.queries == s.keys &&
+    /* Of 80 < D <= 128 the backward pass wants more shared memory than every device has. */
+    size_t shared = s.dim > 80 ? window_grad_shared<128>() : 0;
+    return (shared == 0 || (size_t)device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) >= shared) && t.dtype == VLA_BF16 && t.mask == VLA_MASK_FULL && t.longest > 0 && t.longest <= WINDOW_LONGEST && s.queries == s.keys &&
            s.group == 1 && s.dim <= 128 && s.vector;
 }
 
@@ -423,9 +431,7 @@ int forward_segments(const attention_task &task)
 /* Blocks that share the query heads of a kv head: they add through the shared memory of a cluster, which sm_90 brought. */
 int segment_split(const attention_shape &s)
 {
-    int device = 0, major = 0, split = SEGMENT_SPLIT;
-    if (cudaGetDevice(&device) || cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) || major < 9)
-        return 1;
+    int split = device_attribute(cudaDevAttrComputeCapabilityMajor) >= 9 ? SEGMENT_SPLIT : 1;
     while (s.group % split)
         split /= 2;
     return split;
@@ -654,8 +660,11 @@ extern "C" vla_status vlai_cuda_attention_prepare(const vlai_cuda_context *conte
     layout at = layout_of(call);
     attention_task t;
     char why[512] = "";
-    if (!context->fast_attention || !context->cudnn || !task_of(call, at, t) || fits_window(t) || !attention_cudnn_fits(t))
+    if (!context->fast_attention || !context->cudnn || !task_of(call, at, t) || !attention_cudnn_fits(t))
         return VLA_OK;
+    for (const implementation *i = implementations; i->forward != forward_cudnn; i++)
+        if (i->fits(t))
+            return VLA_OK; /* a better one */
     if (!t.o || !t.lse || (at.backward && (!t.dq || !t.dk || !t.dv)))
         return VLA_OK;
     if (!*context->cudnn)
