@@ -68,7 +68,7 @@ size_t index_bytes(int64_t segments)
 size_t attention_cudnn_workspace(int64_t segments, int64_t longest, int heads, int kv_heads, int dim, bool backward)
 {
     size_t rows = (size_t)segments * (size_t)((longest + 127) / 128 * 128) * (size_t)heads;
-    size_t each = backward ? ((heads == kv_heads ? 1 : 3) * (size_t)dim + 2) * sizeof(float) : 0;
+    size_t each = backward ? ((heads == kv_heads ? 1 : 2) * (size_t)dim + 2) * sizeof(float) : 0;
     return index_bytes(segments) + rows * each + (1 << 20);
 }
 

@@ -6,8 +6,9 @@
 
 struct vlai_cudnn;
 
-/* Scratch that a plan is likely to want: indices of segments and, backward, dq in fp32 (and dk, dv by query head when there
- * are fewer kv heads), padded to the longest segment. */
+/* Scratch that a plan wants: indices of segments and, backward, dq in fp32, a sum per row and, when there are fewer kv heads,
+ * dk and dv by query head in bf16, all padded to the longest segment (cuDNN 9.19: 124 MB for 26 segments of 290 rows, 16 query
+ * and 2 kv heads of 128). */
 size_t attention_cudnn_workspace(int64_t segments, int64_t longest, int heads, int kv_heads, int dim, bool backward);
 bool attention_cudnn_fits(const attention_task &task);
 /* The plan; NULL when there is none, why: vlai_cudnn_sdpa. */
