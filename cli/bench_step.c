@@ -14,6 +14,7 @@
 
 /* Without `compile` gradients go to the store and a second plan steps them, as the trainer does it. */
 typedef struct bench_engine {
+    vlai_wallx_config model;
     vlai_wallx_workload work;
     vla_store *store;
     vla_executor *executor;
@@ -61,11 +62,13 @@ static int group_of(const char *name, void *config)
 static vla_status make_store(const bench_setup *s, bench_row *row, engine *e, vla_error *err)
 {
     double start = vlai_now();
+    e->model = s->model;
+    e->model.exact_widths = !row->switches.visual; /* as the trainer does */
     VLA_TRY(vla_executor_create_on(s->device, s->threads, &e->executor, err));
     e->device = strcmp(vla_executor_device(e->executor), "cpu") != 0;
     vla_executor_limit(e->executor, s->limit);
     VLA_TRY(vla_store_create(&e->store, err));
-    VLA_TRY(vlai_wallx_params(&s->model, group_of, (void *)(uintptr_t)s->train, e->store, err));
+    VLA_TRY(vlai_wallx_params(&e->model, group_of, (void *)(uintptr_t)s->train, e->store, err));
     e->gradients = vlai_calloc(vla_store_count(e->store) + 1, sizeof *e->gradients);
     if (!e->gradients)
         return vlai_nomem(err, vla_store_count(e->store) * sizeof *e->gradients);
@@ -97,10 +100,10 @@ static vla_status make_plans(const bench_setup *s, const bench_row *row, vla_rec
     vla_adamw_options adamw = vlai_settings_adamw(s->train);
     memset(e->gradients, 0, vla_store_count(e->store) * sizeof *e->gradients);
     if (row->switches.compile) {
-        VLA_TRY(vlai_wallx_plan_step(&s->model, &e->work.shape, e->store, &adamw, &o, e->gradients, &e->plan, err));
+        VLA_TRY(vlai_wallx_plan_step(&e->model, &e->work.shape, e->store, &adamw, &o, e->gradients, &e->plan, err));
     } else {
         vla_graph *update;
-        VLA_TRY(vlai_wallx_plan_training(&s->model, &e->work.shape, e->store, false, &o, e->gradients, &e->plan, err));
+        VLA_TRY(vlai_wallx_plan_training(&e->model, &e->work.shape, e->store, false, &o, e->gradients, &e->plan, err));
         VLA_TRY(vla_graph_adamw(e->store, e->gradients, &adamw, &update, err));
         VLA_TRY(vla_plan_build(update, &o, &e->update_plan, err));
     }

@@ -83,7 +83,7 @@ typedef struct {
 static vla_value vision_block(builder *b, int64_t n, vla_value x, vla_rope_tables tables, vla_value qpos, const sight *s)
 {
     vla_graph *g = b->g;
-    int64_t width = b->c->vision.hidden_size, inner = vlai_wallx_inner(b->c->vision.intermediate_size), head = b->c->vision.head_dim;
+    int64_t width = b->c->vision.hidden_size, inner = vlai_wallx_inner(b->c, b->c->vision.intermediate_size), head = b->c->vision.head_dim;
     vla_attention_options attention = {(int)b->c->vision.num_heads, (int)b->c->vision.num_heads, (int)head,
                                        vlai_inverse_sqrt((double)head), s->pairs, VLA_MASK_FULL, s->longest};
     char block[64], name[96];
@@ -334,7 +334,7 @@ static void decoder_layer(builder *b, int64_t l, vla_value x[2], int first, int 
     }
     for (int e = first; e < experts; e++) {
         vlai_graph_lane(g, e);
-        int64_t width = vla_value_dim(g, x[e], 1), inner = vlai_wallx_inner(c->expert_intermediate[e]);
+        int64_t width = vla_value_dim(g, x[e], 1), inner = vlai_wallx_inner(c, c->expert_intermediate[e]);
         snprintf(name, sizeof name, "%s.self_attn.o_proj_experts.%d", layer, e);
         vla_value y = linear(b, VLA_COMPUTE, name, o[e], width, false);
         act(b, y, "layer.%lld.attn.e%d", (long long)l, e);

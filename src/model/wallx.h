@@ -106,10 +106,11 @@ vla_status vlai_wallx_params(const vlai_wallx_config *config, int (*group_of)(co
 bool vlai_wallx_precise(const char *name);
 /* Inner width of a SwiGLU block as graphs and stores see it. Rows of bf16 that are no multiple of 16 bytes (3420 of the
  * tower) would keep tensor cores from loading them, so such a width is rounded up to a multiple of 64: rows of gate and up
- * (each half padded) and columns of down are zeros there, and so are their gradients. */
-int64_t vlai_wallx_inner(int64_t inner);
+ * (each half padded) and columns of down are zeros there, and so are their gradients. With config->exact_widths, as in a
+ * training run without WALLX_PERF_COMPILE_VISUAL, it stays as it is. */
+int64_t vlai_wallx_inner(const vlai_wallx_config *config, int64_t inner);
 /* vla_store_pad of a parameter of the model that such a width touches; others are left as they are. */
-vla_status vlai_wallx_pad(vla_store *store, const char *name, int rank, const int64_t *shape, vla_error *err);
+vla_status vlai_wallx_pad(const vlai_wallx_config *config, vla_store *store, const char *name, int rank, const int64_t *shape, vla_error *err);
 
 /* Fills the store from a checkpoint, strictly: missing, unexpected and reshaped tensors are an error that lists them. The
  * pool's threads share the work (NULL: this thread alone). */

@@ -52,6 +52,7 @@ typedef struct vlai_wallx_config {
     bool use_state_string_representation; /* true: the model does not run propri_proj */
     bool keep_propri_proj; /* and has one all the same, because its weights file does: what is saved then holds it too */
     double ar_loss_weight, flow_loss_weight;
+    bool exact_widths; /* graphs and stores take inner widths as they are in the checkpoint (vlai_wallx_inner) */
 } vlai_wallx_config;
 
 /* `path`: the file, or a folder that holds config.json. */

@@ -18,17 +18,17 @@ static vla_dtype type_of(const char *name)
     return vlai_wallx_precise(name) ? VLA_PRECISE : VLA_COMPUTE;
 }
 
-int64_t vlai_wallx_inner(int64_t inner)
+int64_t vlai_wallx_inner(const vlai_wallx_config *config, int64_t inner)
 {
-    return inner % 8 == 0 ? inner : (inner + 63) / 64 * 64;
+    return inner % 8 == 0 || config->exact_widths ? inner : (inner + 63) / 64 * 64;
 }
 
-vla_status vlai_wallx_pad(vla_store *store, const char *name, int rank, const int64_t *shape, vla_error *err)
+vla_status vlai_wallx_pad(const vlai_wallx_config *config, vla_store *store, const char *name, int rank, const int64_t *shape, vla_error *err)
 {
     bool down = strstr(name, ".down_proj.weight"), up = strstr(name, ".gate_up_proj.");
     if (!down && !up)
         return VLA_OK;
-    int64_t inner = down ? shape[1] : shape[0] / 2, width = up && rank == 2 ? shape[1] : 1, padded = vlai_wallx_inner(inner);
+    int64_t inner = down ? shape[1] : shape[0] / 2, width = up && rank == 2 ? shape[1] : 1, padded = vlai_wallx_inner(config, inner);
     return padded == inner ? VLA_OK : vla_store_pad(store, name, inner * width, padded * width, err);
 }
 
@@ -53,7 +53,7 @@ vla_status vlai_wallx_params(const vlai_wallx_config *config, int (*group_of)(co
             const vlai_wallx_weight *w = &weights[i];
             status = vla_store_add(store, w->name, type_of(w->name), w->rank, w->shape, group_of ? group_of(w->name, user) : 0, err);
             if (status == VLA_OK)
-                status = vlai_wallx_pad(store, w->name, w->rank, w->shape, err);
+                status = vlai_wallx_pad(config, store, w->name, w->rank, w->shape, err);
         }
     vlai_free(weights);
     return status;

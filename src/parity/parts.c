@@ -106,7 +106,7 @@ vla_status vlai_parity_vision(vlai_parity_case *c, vla_error *err)
     for (size_t i = 0; i < vlai_safetensors_count(m.weights); i++) {
         const vlai_tensor_view *w = vlai_safetensors_at(m.weights, i);
         VLA_TRY_GOTO(vla_store_add(m.store, w->name, VLA_COMPUTE, w->rank, w->shape, 0, err), done);
-        VLA_TRY_GOTO(vlai_wallx_pad(m.store, w->name, w->rank, w->shape, err), done);
+        VLA_TRY_GOTO(vlai_wallx_pad(&m.config, m.store, w->name, w->rank, w->shape, err), done);
     }
     VLA_TRY_GOTO(vla_store_allocate(m.store, m.numerics, VLA_STORE_TRAIN, err), done);
     for (size_t i = 0; i < vlai_safetensors_count(m.weights); i++) {
@@ -136,7 +136,10 @@ vla_status vlai_parity_vision(vlai_parity_case *c, vla_error *err)
     VLA_TRY_GOTO(vla_run_execute(run, err), done);
     VLA_TRY_GOTO(compare_windows(c, &m, &arena, run, err), done);
     bool bf16 = m.numerics != VLA_FP32; /* of activations the reference noted the bf16 error of the last one only */
-    VLA_TRY_GOTO(compare(c, &arena, m.outputs, "loss", run, "loss", "loss", bf16 ? vlai_parity_bf16_bound(c, "loss", NULL) : m.bound.loss, err), done);
+    /* The loss is linear in the tower's output, a sum of terms of both signs: it is off as far as the output is, relative to
+     * its own typical size, and one draw of the reference may happen to lie nearer. */
+    double bf16_loss = fmax(vlai_parity_bf16_bound(c, "loss", NULL), vlai_parity_bf16_bound(c, "out", NULL));
+    VLA_TRY_GOTO(compare(c, &arena, m.outputs, "loss", run, "loss", "loss", bf16 ? bf16_loss : m.bound.loss, err), done);
     for (size_t i = 0; i < vlai_safetensors_count(m.outputs) && status == VLA_OK; i++) {
         const char *name = vlai_safetensors_at(m.outputs, i)->name;
         bool out = !strcmp(name, "act.vision.out");

@@ -55,7 +55,6 @@ static uint32_t overwrites(const vlai_node *node)
     case VLAI_OP_swiglu_grad:
     case VLAI_OP_swiglu_backward: return 2;
     case VLAI_OP_chain: return (1u << VLAI_CHAIN_INPUTS) - 1;
-    case VLAI_OP_matmul: return node->n_inputs > 3 ? 8 : 0;
     case VLAI_OP_qkv_rope: return node->inputs[1] == VLA_NONE;      /* rows stay where they are */
     case VLAI_OP_qkv_rope_grad: return node->n_inputs < 4 || node->inputs[3] == VLA_NONE;
     default: return 0;

@@ -31,7 +31,7 @@ static const struct {
      "fused kernels and timed choice of matrix products, decoder; the update is part of the step, and the step is captured once and replayed"},
     {"WALLX_PERF_COMPILE_VISUAL", FLAG, KEY(compile_visual), "perf.compile_visual",
      "no effect on a CPU rank: its kernels are the reference and stay one per operation",
-     "fused kernels and timed choice of matrix products, vision tower"},
+     "fused kernels and timed choice of matrix products, vision tower; inner widths rounded up to what tensor cores load"},
     {"WALLX_PERF_COMPILE_RECOMP_LIMIT", NUMBER, KEY(compile_recomp_limit), "perf.compile_recomp_limit", "most plans kept at once, one per shape of batch",
      "most plans kept at once, one per shape of batch"},
     {"OPTIMIZER_FUSED", FLAG, KEY(optimizer_fused), "perf.optimizer_fused", "no effect on a CPU rank: it steps one tensor after the other",

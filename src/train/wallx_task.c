@@ -629,6 +629,7 @@ static vla_status make_options(vlai_wallx_task *t, vla_error *err)
     VLA_TRY(vlai_device_choose(c->training.device, t->device, err));
     vlai_switches_read(c, &switches);
     bool cpu = !strcmp(t->device, "cpu");
+    t->model.exact_widths = !switches.compile_visual;
     o.run = c->checkpoint.save_path;
     o.resume = t->setup.options.resume;
     o.batch = c->hyperparams.batch_size_per_gpu;
