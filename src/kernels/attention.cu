@@ -5,13 +5,20 @@
  *     backward  delta = rowsum(do o); p = exp(scale q k^T - lse); dv = p^T do; ds = p (do v^T - delta);
  *               dq = scale ds k; dk = scale ds^T q
  *
- * Backward is two kernels, one that owns keys and one that owns queries: nothing is added by two blocks, so the order of
- * every sum is fixed, at the price of computing the scores twice. Key tiles outside the union of a query tile's spans are
- * never visited; the kernel that owns keys finds its query tiles in a table of 32-query tiles made beforehand.
+ * Which kernels run is a table at the end of this file; the first row that fits is taken:
  *
- * bf16 up to head dimension 128: tensor cores (kernels/attention_tiles.cuh); 4 D flops a pair forward, 14 D backward;
- * bound by mma.sync, about half of what wgmma reaches. Otherwise plain: a warp per row, fp32 multiply-adds, for parity.
- * Bytes: q, k, v, o once, k and v again from L2 for every query tile. */
+ *     windows    segments of at most 64 rows, each whole   (kernels/attention_window.cuh)
+ *     cudnn      whole or causal segments, where a plan was made: fast attention alone   (kernels/attention_cudnn.cu)
+ *     segments   whole or causal segments   (kernels/attention_segments.cuh)
+ *     tiles      any mask, bf16 up to D = 128   (kernels/attention_tiles.cuh)
+ *     plain      any mask: here, a warp per row, fp32 multiply-adds, for parity
+ *
+ * Backward of the last three is two kernels, one that owns keys and one that owns queries: two blocks never add to one sum, but
+ * for those of a cluster, in the order of their ranks. The order of every sum is fixed, at the price of computing the scores
+ * twice. 4 D flops a pair forward, 14 D
+ * backward; the tensor cores are used by mma.sync, about half of what wgmma reaches.
+ *
+ * Operands may be columns of one matrix q|k|v: rows have strides. */
 #include "kernels/attention.h"
 #include "kernels/attention_cudnn.cuh"
 #include "kernels/attention_segments.cuh"
