@@ -2,33 +2,33 @@
 # Wall-X on this node, with every switch of performance on: the counterpart of run_wallx_baseline.sh, from which it differs by the
 # WALLX_PERF_* switches alone. Every variable may be set from outside; arguments go to vla train.
 #
-#   ./run_wallx_optimized.sh                                    # all GPUs of this machine; without one, a CPU rank
+#   ./run_wallx_optimized.sh  # all GPUs of this machine; without one, a CPU rank
 #   BATCH=20 DATASET=/data/libero ./run_wallx_optimized.sh --stop-at 30
-#   NNODES=2 NODE_RANK=1 MASTER_ADDR=10.0.0.1 ./run_wallx_optimized.sh     # once per node, rank 0 first
-#   ./run_wallx_optimized.sh --resume                           # go on from the newest checkpoint in SAVE_PATH
+#   NNODES=2 NODE_RANK=1 MASTER_ADDR=10.0.0.1 ./run_wallx_optimized.sh  # once per node, rank 0 first
+#   ./run_wallx_optimized.sh --resume  # go on from the newest checkpoint in SAVE_PATH
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
-export WALLX_PERF_ATTN=1                    # fastest attention backward instead of the deterministic one
-export WALLX_PERF_ALLOC=1                   # buffers planned by lifetime, cheap values made again in the backward pass
-export WALLX_PERF_DDP=1                     # static gradient buckets, reduced while the backward pass runs
-export WALLX_PERF_BUCKET=100                # of so many MB
-export WALLX_PERF_COMPILE=1                 # fusion and replay, decoder
-export WALLX_PERF_COMPILE_VISUAL=1          # the same, vision tower
-export WALLX_PERF_COMPILE_RECOMP_LIMIT=64   # most plans kept
-export WALLX_PERF_NO_TIMER_BARRIER=1        # timers never wait
-export WALLX_PERF_LOG=1                     # one line per switch that took effect
+export WALLX_PERF_ATTN=${WALLX_PERF_ATTN:-1}  # fastest attention backward instead of the deterministic one
+export WALLX_PERF_ALLOC=${WALLX_PERF_ALLOC:-1}  # buffers planned by lifetime, cheap values made again in the backward pass
+export WALLX_PERF_DDP=${WALLX_PERF_DDP:-1}  # static gradient buckets, reduced while the backward pass runs
+export WALLX_PERF_BUCKET=${WALLX_PERF_BUCKET:-100}  # of so many MB
+export WALLX_PERF_COMPILE=${WALLX_PERF_COMPILE:-1}  # fusion and replay, decoder
+export WALLX_PERF_COMPILE_VISUAL=${WALLX_PERF_COMPILE_VISUAL:-1}  # the same, vision tower
+export WALLX_PERF_COMPILE_RECOMP_LIMIT=${WALLX_PERF_COMPILE_RECOMP_LIMIT:-64}  # most plans kept
+export WALLX_PERF_NO_TIMER_BARRIER=${WALLX_PERF_NO_TIMER_BARRIER:-1}  # timers never wait
+export WALLX_PERF_LOG=${WALLX_PERF_LOG:-1}  # one line per switch that took effect
 
 export CONFIG=${CONFIG:-$here/workspace/example/libero_local_perf.yml}
-export BATCH=${BATCH:-26}                                       # samples per GPU
-export GPUS=${GPUS:-}                                           # empty: all of this machine
+export BATCH=${BATCH:-26}  # samples per GPU
+export GPUS=${GPUS:-}  # empty: all of this machine
 export NNODES=${NNODES:-1} NODE_RANK=${NODE_RANK:-0}
 export MASTER_ADDR=${MASTER_ADDR:-127.0.0.1} MASTER_PORT=${MASTER_PORT:-29500}
-export DATASET=${DATASET:-../data/libero_all}                   # LeRobot data set
-export NORM_STATS=${NORM_STATS:-../data/libero_all_norm_stats.json}   # of vla norm-stats
+export DATASET=${DATASET:-../data/libero_all}  # LeRobot data set
+export NORM_STATS=${NORM_STATS:-../data/libero_all_norm_stats.json}  # of vla norm-stats
 export MODEL_CONFIG=${MODEL_CONFIG:-$here/configs/wall-oss-0.5/config.json}
-export PROCESSOR=${PROCESSOR:-../data/Qwen2.5-VL-3B-Instruct}   # tokenizer and image processor
-export WEIGHTS=${WEIGHTS:-../data/wall-oss-0.5/model.safetensors}     # a weights file: step 0; a checkpoint: go on
+export PROCESSOR=${PROCESSOR:-../data/Qwen2.5-VL-3B-Instruct}  # tokenizer and image processor
+export WEIGHTS=${WEIGHTS:-../data/wall-oss-0.5/model.safetensors}  # a weights file: step 0; a checkpoint: go on
 export SAVE_PATH=${SAVE_PATH:-./ckpt/libero_local_perf}
 for program in "${VLA:-}" "$here/build-cuda/vla" "$here/build/vla" vla; do # the one that was named, a build with CUDA, without, installed
   if command -v "$program" >/dev/null; then break; fi
