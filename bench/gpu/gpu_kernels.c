@@ -320,11 +320,14 @@ int main(int argc, char **argv)
     RUN(gelu_grad, "[4212,5120] bf16", IN(H(4212, 5120), H(4212, 5120)), OUT(H(4212, 5120)));
     RUN(swiglu, "[6760,22016] bf16", IN(H(TOKENS, GATES)), OUT(H(TOKENS, GATES / 2)));
     RUN(swiglu_grad, "[6760,22016] bf16", IN(H(TOKENS, GATES / 2), H(TOKENS, GATES)), OUT(H(TOKENS, GATES)));
-    RUN(swiglu_backward, "[6760,22016] bf16", IN(H(TOKENS, GATES / 2), H(TOKENS, GATES)), OUT(H(TOKENS, GATES), H(TOKENS, GATES / 2)));
-    RUN(swiglu_backward, "[16848,6912] bf16", IN(H(PATCHES, 3456), H(PATCHES, 6912)), OUT(H(PATCHES, 6912), H(PATCHES, 3456)));
+    vlai_attrs twice = {.swiglu = {.again = 1}}, twice_summed = {.swiglu = {.again = 1, .sums = VLA_BF16}}, summed = {.swiglu = {.sums = VLA_BF16}};
+    RUN(swiglu_backward, "[6760,22016] bf16", .attrs = twice, IN(H(TOKENS, GATES / 2), H(TOKENS, GATES)), OUT(H(TOKENS, GATES), H(TOKENS, GATES / 2)));
+    RUN(swiglu_backward, "[16848,6912] bf16", .attrs = twice, IN(H(PATCHES, 3456), H(PATCHES, 6912)), OUT(H(PATCHES, 6912), H(PATCHES, 3456)));
+    RUN(swiglu_backward, "[16848,6912] and sums, bf16", .attrs = twice_summed, IN(H(PATCHES, 3456), H(PATCHES, 6912)), OUT(H(PATCHES, 6912), H(PATCHES, 3456), H(6912, 0)));
+    RUN(swiglu_backward, "[16848,6912] sums, no h, bf16", .attrs = summed, IN(H(PATCHES, 3456), H(PATCHES, 6912)), OUT(H(PATCHES, 6912), H(6912, 0)));
     RUN(swiglu, "[16848,6912] bf16", IN(H(PATCHES, 6912)), OUT(H(PATCHES, 3456)));
-    RUN(swiglu_backward, "[16848,6840] bf16", IN(H(PATCHES, 3420), H(PATCHES, 6840)), OUT(H(PATCHES, 6840), H(PATCHES, 3420)));
-    RUN(swiglu_backward, "[260,4096] bf16", IN(H(EXPERT, 2048), H(EXPERT, 4096)), OUT(H(EXPERT, 4096), H(EXPERT, 2048)));
+    RUN(swiglu_backward, "[16848,6840] bf16", .attrs = twice, IN(H(PATCHES, 3420), H(PATCHES, 6840)), OUT(H(PATCHES, 6840), H(PATCHES, 3420)));
+    RUN(swiglu_backward, "[260,4096] bf16", .attrs = twice, IN(H(EXPERT, 2048), H(EXPERT, 4096)), OUT(H(EXPERT, 4096), H(EXPERT, 2048)));
     RUN(swiglu, "[16848,6840] bf16", IN(H(PATCHES, 6840)), OUT(H(PATCHES, 3420)));
     RUN(swiglu_grad, "[16848,6840] bf16", IN(H(PATCHES, 3420), H(PATCHES, 6840)), OUT(H(PATCHES, 6840)));
     vlai_attrs norm = {.norm = {.eps = 1e-6, .dtype = VLA_BF16}};
@@ -340,6 +343,8 @@ int main(int argc, char **argv)
                                                                                                                                   weight(cols, 0), __VA_ARGS__))
     NORM_BACKWARD("[6760,2048] and y, bf16, fp32 w", again, TOKENS, WIDTH, F, H(TOKENS, WIDTH));
     NORM_BACKWARD("[16848,1280] and y, bf16", again, PATCHES, VISION, H, H(PATCHES, VISION));
+    vlai_attrs again_summed = {.norm = {.eps = 1e-6, .dtype = VLA_BF16, .sums = VLA_BF16, .again = 1}};
+    NORM_BACKWARD("[16848,1280], y and sums, bf16", again_summed, PATCHES, VISION, H, H(PATCHES, VISION), H(VISION, 0));
     NORM_BACKWARD("[260,1024] and y, bf16, fp32 w", again, EXPERT, 1024, F, H(EXPERT, 1024));
     RUN(rms_norm_backward, "[6760,2048] bf16, fp32 w", .attrs = norm, IN(H(TOKENS, WIDTH), H(TOKENS, WIDTH), F(TOKENS, 0), F(WIDTH, 0), H(TOKENS, WIDTH)),
         OUT(H(TOKENS, WIDTH), F(WIDTH, 0)));
@@ -366,10 +371,15 @@ int main(int argc, char **argv)
     RUN(qkv_rope, "[6760+260,2560] bf16", .attrs = pack, IN(H(TOKENS, 2560), H(EXPERT, 2560), I(ROWS, 0, map), H(ROWS, 64), H(ROWS, 64)), OUT(H(ROWS, 2560)));
     RUN(qkv_rope_grad, "[7020,2560] bf16", .attrs = pack, IN(H(ROWS, 2560), H(ROWS, 64), H(ROWS, 64), I(TOKENS, 0, at_a), I(EXPERT, 0, at_b)),
         OUT(H(TOKENS, 2560), H(EXPERT, 2560)));
+    vlai_attrs pack_sums = {.rope = {.head_dim = 128, .heads = 18, .sums = {VLA_BF16, VLA_BF16}}}, pack80_sums = {.rope = {.head_dim = 80, .heads = 32, .sums = {VLA_BF16}}};
+    RUN(qkv_rope_grad, "[7020,2560] and sums, bf16", .attrs = pack_sums, IN(H(ROWS, 2560), H(ROWS, 64), H(ROWS, 64), I(TOKENS, 0, at_a), I(EXPERT, 0, at_b)),
+        OUT(H(TOKENS, 2560), H(EXPERT, 2560), H(2560, 0), H(2560, 0)));
     RUN(qkv_rope, "[16848,3840] bf16, in place", .attrs = pack80, .in_place = 1, .untouched = 2.0 * 2 * PATCHES * 1280,
         IN(H(PATCHES, 3840), {0}, {0}, F(PATCHES, 40), F(PATCHES, 40)), OUT(H(PATCHES, 3840)));
     RUN(qkv_rope_grad, "[16848,3840] bf16, in place", .attrs = pack80, .in_place = 1, .untouched = 2.0 * 2 * PATCHES * 1280,
         IN(H(PATCHES, 3840), F(PATCHES, 40), F(PATCHES, 40)), OUT(H(PATCHES, 3840)));
+    RUN(qkv_rope_grad, "[16848,3840] and sums, in place", .attrs = pack80_sums, .in_place = 1, .untouched = 2.0 * PATCHES * 1280,
+        IN(H(PATCHES, 3840), F(PATCHES, 40), F(PATCHES, 40)), OUT(H(PATCHES, 3840), H(3840, 0)));
     RUN(gather_rows, "6760 of [7020,2048] bf16", .untouched = 2.0 * EXPERT * WIDTH, IN(H(ROWS, WIDTH), I(TOKENS, 0, at_a)), OUT(H(TOKENS, WIDTH)));
     RUN(merge_rows, "[6760+260,2048] bf16", IN(H(TOKENS, WIDTH), H(EXPERT, WIDTH), I(ROWS, 0, map), I(TOKENS, 0, at_a), I(EXPERT, 0, at_b)), OUT(H(ROWS, WIDTH)));
     vlai_attrs qkv = {.split = {.n = 3, .widths = {2048, 256, 256}}}, thirds = {.split = {.n = 3, .widths = {1280, 1280, 1280}}};

@@ -163,7 +163,8 @@ static void L(swiglu_grad_tile)(void *context, int64_t tile, int thread)
     const real *dy = (const real *)call->in[0].data + span.first * width;
     const real *x = (const real *)call->in[1].data + span.first * 2 * width;
     real *dx = (real *)call->out[0].data + span.first * 2 * width;
-    real *h = call->out[1].data ? (real *)call->out[1].data + span.first * width : NULL;
+    real *h = vlai_result(call, 1);
+    h = h ? h + span.first * width : NULL;
     if (call->in[1].dtype == VLA_BF16)
         L(swiglu_grad_rows_bf16)(dy, x, dx, h, span.end - span.first, width);
     else
@@ -177,10 +178,11 @@ void FN(swiglu_grad)(const vlai_cpu_call *call)
                  L(swiglu_grad_tile));
 }
 
-/* Made where at least dx is wanted: the fuse pass joins two nodes whose results are both read. */
+/* Made where at least dx is wanted: the fuse pass joins nodes whose results are all read. */
 void FN(swiglu_backward)(const vlai_cpu_call *call)
 {
     FN(swiglu_grad)(call);
+    FN(result_sums)(call);
 }
 
 static inline real L(chain_step)(vlai_op op, real a, real b, real value)

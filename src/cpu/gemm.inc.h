@@ -69,46 +69,27 @@ VLAI_CLONES static void L(gemm_sum_tile)(void *context, int64_t tile, int thread
     }
 }
 
-/* Row sums of op(a): sums [M]. Columns of a when it is transposed: partial sums of VLAI_CHUNK_ROWS rows each, then the
- * partials in order, as col_sum does. */
 VLAI_CLONES static void L(row_sums_tile)(void *context, int64_t tile, int thread)
 {
     (void)thread;
     const vlai_cpu_call *call = context;
-    int64_t cols = vlai_cols(&call->in[0]), rows = vlai_rows(&call->in[0]);
+    int64_t cols = vlai_cols(&call->in[0]);
     const real *a = call->in[0].data;
-    if (!call->node->attrs.matmul.transpose_a) {
-        vlai_span span = vlai_span_of(tile, vlai_tile_rows(cols), rows);
-        for (int64_t row = span.first; row < span.end; row++) {
-            double sum;
-            VLAI_SUM(sum, cols, a[row * cols + i]);
-            ((real *)call->out[1].data)[row] = (real)sum;
-        }
-        return;
+    vlai_span span = vlai_span_of(tile, vlai_tile_rows(cols), vlai_rows(&call->in[0]));
+    for (int64_t row = span.first; row < span.end; row++) {
+        double sum;
+        VLAI_SUM(sum, cols, a[row * cols + i]);
+        ((real *)call->out[1].data)[row] = (real)sum;
     }
-    vlai_span span = vlai_span_of(tile, VLAI_CHUNK_ROWS, rows);
-    double *partial = (double *)call->workspace + tile * cols;
-    memset(partial, 0, (size_t)cols * sizeof *partial);
-    for (int64_t row = span.first; row < span.end; row++)
-        for (int64_t i = 0; i < cols; i++)
-            partial[i] += (double)a[row * cols + i];
 }
 
+/* Row sums of op(a): sums [M]. */
 static void L(sums)(const vlai_cpu_call *call)
 {
-    int64_t cols = vlai_cols(&call->in[0]), rows = vlai_rows(&call->in[0]);
-    if (!call->node->attrs.matmul.transpose_a) {
-        vlai_run(call, vlai_tiles(rows, vlai_tile_rows(cols)), L(row_sums_tile));
-        return;
-    }
-    int64_t chunks = vlai_tiles(rows, VLAI_CHUNK_ROWS);
-    vlai_run(call, chunks, L(row_sums_tile));
-    for (int64_t i = 0; i < cols; i++) {
-        double sum = 0;
-        for (int64_t c = 0; c < chunks; c++)
-            sum += ((const double *)call->workspace)[c * cols + i];
-        ((real *)call->out[1].data)[i] = (real)sum;
-    }
+    if (call->node->attrs.matmul.transpose_a)
+        FN(column_sums)(call, &call->in[0], call->out[1].data);
+    else
+        vlai_run(call, vlai_tiles(vlai_rows(&call->in[0]), vlai_tile_rows(vlai_cols(&call->in[0]))), L(row_sums_tile));
 }
 
 /* Workspace: the partial results of a split sum, then those of the column sums in the same place. */

@@ -76,6 +76,19 @@ static inline void *vlai_thread_scratch(const vlai_cpu_call *call, int thread)
     return (char *)call->thread_workspace + (size_t)thread * call->workspace_per_thread;
 }
 
+/* sums [C] of x [N,C] over its rows, as they are stored: a bf16 result of the call is rounded first. Workspace as col_sum.
+ * result_sums: those that vlai_sums_at names. */
+void vlai_cpu_column_sums_float(const vlai_cpu_call *call, const vlai_cpu_tensor *x, void *sums);
+void vlai_cpu_column_sums_double(const vlai_cpu_call *call, const vlai_cpu_tensor *x, void *sums);
+void vlai_cpu_result_sums_float(const vlai_cpu_call *call);
+void vlai_cpu_result_sums_double(const vlai_cpu_call *call);
+
+/* Data of result k; NULL when nobody wants it, and where there are only column sums. */
+static inline void *vlai_result(const vlai_cpu_call *call, int k)
+{
+    return k < vlai_plain_outputs(call->node) ? call->out[k].data : NULL;
+}
+
 static inline float vlai_round_bf16(float x)
 {
     return vlai_bf16_to_float(vlai_bf16_from_float(x));

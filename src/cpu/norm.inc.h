@@ -50,7 +50,8 @@ VLAI_CLONES static void L(rms_norm_grad_tile)(void *context, int64_t tile, int t
         else
             VLAI_SUM(sum, cols, (double)dy[i] * (double)x[i]);
         real a = (real)r, b = (real)(r * r * r * (sum / (double)cols));
-        real *y = call->out[2].data ? (real *)call->out[2].data + row * cols : NULL;
+        real *y = vlai_result(call, 2);
+        y = y ? y + row * cols : NULL;
         for (int64_t i = 0; y && w && i < cols; i++)
             y[i] = x[i] * a * w[i];
         if (w && add)
@@ -115,6 +116,7 @@ void FN(rms_norm_grad_weight)(const vlai_cpu_call *call)
 /* The weight's gradient first: dx may lie over dy. */
 void FN(rms_norm_backward)(const vlai_cpu_call *call)
 {
-    L(norm_weight)(call, call->out[1].data);
+    L(norm_weight)(call, vlai_result(call, 1));
     FN(rms_norm_grad)(call);
+    FN(result_sums)(call);
 }

@@ -112,7 +112,7 @@ static void L(qkv_rope_grad_tile)(void *context, int64_t tile, int thread)
     (void)thread;
     const vlai_cpu_call *call = context;
     int64_t cols = vlai_cols(&call->in[0]), dim = call->node->attrs.rope.head_dim, rows = vlai_rows(&call->in[0]);
-    int64_t rows_a = vlai_rows(&call->out[0]), rows_b = call->out[1].data ? vlai_rows(&call->out[1]) : 0;
+    int64_t rows_a = vlai_rows(&call->out[0]), rows_b = vlai_result(call, 1) ? vlai_rows(&call->out[1]) : 0;
     const real *c = call->in[1].data, *s = call->in[2].data;
     vlai_span span = vlai_span_of(tile, vlai_tile_rows(2 * cols), rows_a + rows_b);
     for (int64_t i = span.first; i < span.end; i++) {
@@ -134,8 +134,9 @@ static void L(qkv_rope_grad_tile)(void *context, int64_t tile, int thread)
 
 void FN(qkv_rope_grad)(const vlai_cpu_call *call)
 {
-    int64_t rows = vlai_rows(&call->out[0]) + (call->out[1].data ? vlai_rows(&call->out[1]) : 0);
+    int64_t rows = vlai_rows(&call->out[0]) + (vlai_result(call, 1) ? vlai_rows(&call->out[1]) : 0);
     vlai_run(call, vlai_tiles(rows, vlai_tile_rows(2 * vlai_cols(&call->in[0]))), L(qkv_rope_grad_tile));
+    FN(result_sums)(call);
 }
 
 /* t [N] -> [N, dim] = sin(t f_k) | cos(t f_k), f_k = exp(-k ln(period) / (half - 1)). */

@@ -19,6 +19,12 @@ static int64_t cols_of(const vlai_value_info *value)
     return value->rank > 1 ? value->shape[1] : 1;
 }
 
+/* Partial sums over the rows of a matrix. */
+static int64_t chunks_of(int64_t rows, int64_t cols)
+{
+    return vlai_tiles(rows, VLAI_CHUNK_ROWS) * cols * (int64_t)sizeof(double);
+}
+
 /* Each case restates what the kernel's comment says about its workspace. */
 void vlai_cpu_workspace(const vla_graph *g, const vlai_node *node, size_t *shared, size_t *per_thread)
 {
@@ -32,16 +38,28 @@ void vlai_cpu_workspace(const vla_graph *g, const vlai_node *node, size_t *share
         int64_t n = b->shape[node->attrs.matmul.transpose_b ? 0 : 1];
         vlai_gemm_grid grid = vlai_gemm_grid_of(m, n, k);
         all = grid.n_depth > 1 ? grid.n_depth * m * n * word : 0;
-        if (node->attrs.matmul.sums != VLA_DTYPE_NONE && node->attrs.matmul.transpose_a && vlai_tiles(k, VLAI_CHUNK_ROWS) * m * word > all)
-            all = vlai_tiles(k, VLAI_CHUNK_ROWS) * m * word;
+        if (node->attrs.matmul.sums != VLA_DTYPE_NONE && node->attrs.matmul.transpose_a && chunks_of(k, m) > all)
+            all = chunks_of(k, m);
         break;
     }
     case VLAI_OP_rms_norm_grad_weight:
     case VLAI_OP_rms_norm_backward:
-        all = vlai_tiles(operand(g, node, 1)->shape[0], VLAI_CHUNK_ROWS) * cols_of(operand(g, node, 1)) * word;
+        all = chunks_of(operand(g, node, 1)->shape[0], cols_of(operand(g, node, 1)));
+        break;
+    case VLAI_OP_swiglu_backward:
+        if (node->attrs.swiglu.sums != VLA_DTYPE_NONE)
+            all = chunks_of(operand(g, node, 1)->shape[0], cols_of(operand(g, node, 1)));
+        break;
+    case VLAI_OP_qkv_rope_grad:
+        for (int k = 0; k < 2; k++) { /* the rows of da, and of db */
+            bool routed = node->n_inputs > 3 + k && node->inputs[3 + k] != VLA_NONE;
+            int64_t here = chunks_of(operand(g, node, routed ? 3 + k : 0)->shape[0], cols_of(operand(g, node, 0)));
+            if (node->attrs.rope.sums[k] != VLA_DTYPE_NONE && here > all)
+                all = here;
+        }
         break;
     case VLAI_OP_col_sum:
-        all = vlai_tiles(operand(g, node, 0)->shape[0], VLAI_CHUNK_ROWS) * cols_of(operand(g, node, 0)) * word;
+        all = chunks_of(operand(g, node, 0)->shape[0], cols_of(operand(g, node, 0)));
         break;
     case VLAI_OP_rope_table:
         all = node->attrs.rope_table.half * (word + (int64_t)sizeof(int32_t));

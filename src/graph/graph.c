@@ -152,13 +152,47 @@ vla_dtype vla_value_dtype(const vla_graph *g, vla_value v)
     return v == VLA_NONE ? VLA_F32 : g->values[v].dtype;
 }
 
+vla_dtype *vlai_sums_type(vlai_node *node, int k)
+{
+    switch (node->op) {
+    case VLAI_OP_swiglu_backward: return k ? NULL : &node->attrs.swiglu.sums;
+    case VLAI_OP_rms_norm_backward: return k ? NULL : &node->attrs.norm.sums;
+    case VLAI_OP_qkv_rope_grad: return &node->attrs.rope.sums[k];
+    default: return NULL;
+    }
+}
+
+static bool has_sums(const vlai_node *node, int k)
+{
+    vlai_node copy = *node;
+    const vla_dtype *type = vlai_sums_type(&copy, k);
+    return type && *type != VLA_DTYPE_NONE;
+}
+
+static int n_sums(const vlai_node *node)
+{
+    return has_sums(node, 0) + has_sums(node, 1);
+}
+
+int vlai_plain_outputs(const vlai_node *node)
+{
+    return node->n_outputs - n_sums(node);
+}
+
+int vlai_sums_at(const vlai_node *node, int k)
+{
+    return has_sums(node, k) ? vlai_plain_outputs(node) + (k && has_sums(node, 0)) : -1;
+}
+
 int8_t vlai_outputs_of(const vlai_node *node)
 {
     switch (node->op) {
     case VLAI_OP_split_cols: return (int8_t)node->attrs.split.n;
     case VLAI_OP_matmul: return node->attrs.matmul.sums == VLA_DTYPE_NONE ? 1 : 2;
-    case VLAI_OP_rms_norm_backward: return node->n_inputs < 4 || node->inputs[3] == VLA_NONE ? 1 : node->attrs.norm.again ? 3 : 2;
-    case VLAI_OP_qkv_rope_grad: return node->n_inputs > 4 && node->inputs[4] != VLA_NONE ? 2 : 1;
+    case VLAI_OP_swiglu_backward: return (int8_t)(1 + (node->attrs.swiglu.again != 0) + n_sums(node));
+    case VLAI_OP_rms_norm_backward:
+        return (int8_t)((node->n_inputs < 4 || node->inputs[3] == VLA_NONE ? 1 : node->attrs.norm.again ? 3 : 2) + n_sums(node));
+    case VLAI_OP_qkv_rope_grad: return (int8_t)((node->n_inputs > 4 && node->inputs[4] != VLA_NONE ? 2 : 1) + n_sums(node));
     default: return vlai_ops[node->op].outputs;
     }
 }

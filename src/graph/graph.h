@@ -62,9 +62,10 @@ typedef struct vlai_chain {
 typedef union vlai_attrs {
     struct { int transpose_a, transpose_b; vla_dtype dtype, sums; } matmul;                     /* of the result; of the sums, or none */
     struct { double value; vla_dtype dtype; int rank; int64_t shape[VLA_MAX_RANK]; } fill;      /* fill, reshape, scale, cast */
-    struct { double eps; vla_dtype dtype; int again; } norm;                                    /* dtype: of dweight */
+    struct { double eps; vla_dtype dtype, sums; int again; } norm;                              /* dtype: of dweight */
+    struct { vla_dtype sums; int again; } swiglu;                                               /* swiglu_backward */
     vla_rope_options rope_table;
-    struct { int head_dim, inverse, heads; } rope;        /* heads: how many of a row's are rotated (qkv_rope) */
+    struct { int head_dim, inverse, heads; vla_dtype sums[2]; } rope; /* heads: how many of a row's are rotated (qkv_rope) */
     vla_attention_options attention;
     struct { int64_t rows, skip; vla_dtype dtype; } rows; /* gather_rows, scatter_add_rows */
     struct { int64_t first, count; } slice;               /* slice_rows: first, count; pad_rows: first, rows; expand: count */
@@ -113,6 +114,11 @@ vla_status vlai_graph_add(vla_graph *g, vlai_op op, int n_inputs, const vla_valu
                           vla_value *outputs);
 /* Results that a node has: fewer than its op's most for some. */
 int8_t vlai_outputs_of(const vlai_node *node);
+/* Fused gradients make column sums of their result k, 0 or 1, where attrs.*.sums has a type for them: that type, NONE when
+ * there are none (NULL: such an op never makes them), and which result they are (-1: none). They stand behind the others. */
+vla_dtype *vlai_sums_type(vlai_node *node, int k);
+int vlai_sums_at(const vlai_node *node, int k);
+int vlai_plain_outputs(const vlai_node *node); /* how many the others are */
 /* The usual case of one result; VLA_NONE after an error. */
 vla_value vlai_graph_op(vla_graph *g, vlai_op op, int n_inputs, const vla_value *inputs, const vlai_attrs *attrs);
 /* A new value without producer. */

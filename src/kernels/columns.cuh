@@ -68,10 +68,24 @@ __global__ void __launch_bounds__(THREADS) column_partial_kernel(TERM term, floa
     partial[blockIdx.y * cols + col] = total;
 }
 
-/* Block: 32 columns by 8 groups of chunks. */
+/* Partial sums [chunks, C] of one vector, which may be none: y NULL. */
+struct column_parts {
+    const float *partial;
+    void *y;
+    int64_t chunks;
+};
+struct column_pair {
+    column_parts of[2];
+};
+
+/* Block: 32 columns by 8 groups of chunks; y: the one of two. */
 template <class Y>
-__global__ void __launch_bounds__(THREADS) column_total_kernel(const float *partial, Y *y, int64_t chunks, int64_t cols)
+__global__ void __launch_bounds__(THREADS) column_total_kernel(__grid_constant__ const column_pair pair, int64_t cols)
 {
+    const column_parts &parts = pair.of[blockIdx.y];
+    const float *partial = parts.partial;
+    Y *y = (Y *)parts.y;
+    int64_t chunks = parts.chunks;
     __shared__ float sums[THREADS / WARP][WARP];
     int lane = threadIdx.x % WARP, group = threadIdx.x / WARP;
     int64_t col = (int64_t)blockIdx.x * WARP + lane, each = (chunks + THREADS / WARP - 1) / (THREADS / WARP);
@@ -92,14 +106,29 @@ __global__ void __launch_bounds__(THREADS) column_total_kernel(const float *part
     y[col] = from_float<Y>(sum);
 }
 
+static inline int column_totals(const vlai_cuda_call *call, vla_dtype dtype, const column_pair &pair, unsigned n, int64_t cols)
+{
+    return with_type(dtype, [&](auto ty) {
+        using Y = typename decltype(ty)::is;
+        column_total_kernel<Y><<<dim3(blocks_for(cols, WARP), n), THREADS, 0, stream_of(call)>>>(pair, cols);
+        return launched();
+    });
+}
+
 /* y [C] = the partial sums [chunks, C] added in order. */
 static inline int column_total(const vlai_cuda_call *call, const vlai_cuda_tensor &y, const float *partial, int64_t chunks, int64_t cols)
 {
-    return with_type(y.dtype, [&](auto ty) {
-        using Y = typename decltype(ty)::is;
-        column_total_kernel<<<blocks_for(cols, WARP), THREADS, 0, stream_of(call)>>>(partial, (Y *)y.data, chunks, cols);
-        return launched();
-    });
+    return y.data ? column_totals(call, y.dtype, {{{partial, y.data, chunks}}}, 1, cols) : 0;
+}
+
+/* Two of them, either of which may be unwanted: one launch where they have one type. */
+static inline int column_total_2(const vlai_cuda_call *call, const vlai_cuda_tensor &y0, const float *partial0, int64_t chunks0,
+                                 const vlai_cuda_tensor &y1, const float *partial1, int64_t chunks1, int64_t cols)
+{
+    if (y0.data && y1.data && y0.dtype == y1.dtype)
+        return column_totals(call, y0.dtype, {{{partial0, y0.data, chunks0}, {partial1, y1.data, chunks1}}}, 2, cols);
+    int status = column_total(call, y0, partial0, chunks0, cols);
+    return status ? status : column_total(call, y1, partial1, chunks1, cols);
 }
 
 template <class TERM>
@@ -124,6 +153,48 @@ template <class X> __device__ inline void load_columns(const X *x, int64_t row, 
 #pragma unroll
     for (int i = 0; i < 8; i++)
         to[i] = col + i < cols ? to_float(x[row * cols + col + i]) : 0.0f;
+}
+
+template <class X> struct column_term {
+    const X *x;
+    int64_t cols;
+    bool vector;
+    __device__ void operator()(int64_t row, int64_t col, float (&to)[8]) const { load_columns(x, row, col, cols, vector, to); }
+};
+
+/* y [C] = the sums of x [N,C] over its rows. */
+static inline int column_sum_of(const vlai_cuda_call *call, const vlai_cuda_tensor &x, const vlai_cuda_tensor &y)
+{
+    int64_t rows = rows_of(x), cols = cols_of(x);
+    return with_type(x.dtype, [&](auto tx) {
+        using X = typename decltype(tx)::is;
+        return column_sum(call, y, column_term<X>{(const X *)x.data, cols, aligned(x.data) && cols % 8 == 0}, rows, cols);
+    });
+}
+
+/* --- fused gradients that sum the columns of what they make --- */
+
+/* Result k; one without data where only sums stand. */
+static inline vlai_cuda_tensor plain_result(const vlai_cuda_call *call, int k)
+{
+    return k < vlai_plain_outputs(call->node) ? call->out[k] : vlai_cuda_tensor{};
+}
+
+/* The sums of result k; without data where nobody wants them. */
+static inline vlai_cuda_tensor sums_result(const vlai_cuda_call *call, int k)
+{
+    int at = vlai_sums_at(call->node, k);
+    return at >= 0 && call->out[at].elements ? call->out[at] : vlai_cuda_tensor{};
+}
+
+/* Of results that stand: for shapes that do not suit the kernels that sum on the way. */
+static inline int sums_apart(const vlai_cuda_call *call)
+{
+    int status = 0;
+    for (int k = 0; k < 2 && !status; k++)
+        if (sums_result(call, k).data && call->out[k].data)
+            status = column_sum_of(call, call->out[k], sums_result(call, k));
+    return status;
 }
 
 #endif

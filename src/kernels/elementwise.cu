@@ -3,12 +3,16 @@
  *     add, sub, mul, scale, cast, copy, accumulate, silu, gelu and their gradients: [n], any mixture of bf16 and fp32
  *     swiglu       x [N, 2I] = gate | up  ->  y [N, I] = silu(gate) up
  *     swiglu_grad  dy [N, I], x [N, 2I]   ->  dx [N, 2I] = dy up silu'(gate) | dy silu(gate)
- *     swiglu_backward: the same, and h [N, I] = swiglu(x)
+ *     swiglu_backward: the same, and h [N, I] = swiglu(x), and the column sums [2I] of dx
  *
  * Each element is read and written once: (operands + 1) x n x size bytes; SwiGLU 3 I, 5 I and 6 I elements a row. A block takes
  * UNROLL x 256 packs of 8 neighbouring elements, all loads before the first use. Expected: 0.9 of copy bandwidth.
- * A result may lie over an operand: a thread reads its own elements before it writes there. */
-#include "kernels/common.cuh"
+ * A result may lie over an operand: a thread reads its own elements before it writes there.
+ *
+ * With column sums (widths that are multiples of 8) a block goes down a part of the rows in a strip of 256 columns of gate and
+ * the same of up; its 8 warps take every eighth row, the next one under way, a lane 8 neighbouring columns of each, whose sums
+ * stay in its registers. As many blocks as are resident at once; their partial sums stay in L2. Expected: as without. */
+#include "kernels/columns.cuh"
 
 namespace {
 
@@ -211,6 +215,19 @@ __global__ void __launch_bounds__(THREADS) swiglu_kernel(const X *x, Y *y, int64
     }
 }
 
+/* d, gate, up -> h, dgate, dup, in their places. */
+template <bool FAST, int V> __device__ inline void swiglu_back(float (&d)[V], float (&gate)[V], float (&up)[V])
+{
+#pragma unroll
+    for (int k = 0; k < V; k++) {
+        float s = sigmoid<FAST>(gate[k]), slope = s * (1.0f + gate[k] * (1.0f - s)), dup = d[k] * up[k];
+        float silu = FAST ? round_bf16(gate[k] * s) : gate[k] * s, factor = up[k];
+        up[k] = d[k] * silu;
+        gate[k] = (FAST ? round_bf16(dup) : dup) * slope;
+        d[k] = silu * factor;
+    }
+}
+
 /* h: none for swiglu_grad. dx may lie over x. */
 template <class D, class X, int V>
 __global__ void __launch_bounds__(THREADS) swiglu_grad_kernel(const D *dy, const X *x, X *dx, X *h, int64_t packs, int64_t width)
@@ -238,14 +255,7 @@ __global__ void __launch_bounds__(THREADS) swiglu_grad_kernel(const D *dy, const
         pd[u].get(d);
         pg[u].get(gate);
         pu[u].get(up);
-#pragma unroll
-        for (int k = 0; k < V; k++) {
-            float s = sigmoid<FAST>(gate[k]), slope = s * (1.0f + gate[k] * (1.0f - s)), dup = d[k] * up[k];
-            float silu = FAST ? round_bf16(gate[k] * s) : gate[k] * s, factor = up[k];
-            up[k] = d[k] * silu;
-            gate[k] = (FAST ? round_bf16(dup) : dup) * slope;
-            d[k] = silu * factor;
-        }
+        swiglu_back<FAST>(d, gate, up);
         if (h) {
             pack<X, V> ph;
             ph.set(d);
@@ -256,6 +266,91 @@ __global__ void __launch_bounds__(THREADS) swiglu_grad_kernel(const D *dy, const
         pg[u].store(dx + at[u]);
         pu[u].store(dx + at[u] + width);
     }
+}
+
+enum { WARPS = THREADS / WARP, STRIP = WARP * PACK, RESIDENT = 3 * 132 };
+
+/* Strips of columns, and parts of the rows: as many blocks as are resident, three on each of 132 multiprocessors. */
+struct strips {
+    int64_t n, chunks, rows; /* rows of a chunk */
+};
+
+strips strips_of(int64_t rows, int64_t width)
+{
+    strips s;
+    s.n = (width + STRIP - 1) / STRIP;
+    int64_t most = (rows + 4 * WARPS - 1) / (4 * WARPS), wanted = s.n && RESIDENT > s.n ? RESIDENT / s.n : 1;
+    s.chunks = wanted < most ? wanted : most;
+    s.rows = s.chunks ? (rows + s.chunks - 1) / s.chunks : 0;
+    s.chunks = s.rows ? (rows + s.rows - 1) / s.rows : 0;
+    return s;
+}
+
+/* partial [chunks, 2 width]. h may be NULL; dx may lie over x. */
+template <class X>
+__global__ void __launch_bounds__(THREADS, sizeof(X) == 2 ? 3 : 2)
+    swiglu_sums_kernel(const X *dy, const X *x, X *dx, X *h, float *partial, int64_t rows, int64_t width, int64_t chunk)
+{
+    __shared__ float sums[WARPS][2 * STRIP];
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    int64_t col = (int64_t)blockIdx.x * STRIP + lane * PACK;
+    int64_t first = blockIdx.y * chunk, end = first + chunk < rows ? first + chunk : rows, row = first + warp;
+    float gates[PACK] = {0}, ups[PACK] = {0};
+    struct {
+        pack<X, PACK> d, gate, up;
+    } now, next;
+    auto load = [&](auto &p, int64_t at) {
+        if (at < end) {
+            p.d.load(dy + at * width + col);
+            p.gate.load(x + at * 2 * width + col);
+            p.up.load(x + at * 2 * width + width + col);
+        }
+    };
+    if (col < width) {
+        load(now, row);
+        for (; row < end; row += WARPS) {
+            load(next, row + WARPS);
+            float d[PACK], gate[PACK], up[PACK];
+            now.d.get(d);
+            now.gate.get(gate);
+            now.up.get(up);
+            swiglu_back<std::is_same_v<X, bf16>>(d, gate, up);
+            now.gate.set(gate);
+            now.up.set(up);
+            now.gate.store(dx + row * 2 * width + col);
+            now.up.store(dx + row * 2 * width + width + col);
+            if (h) {
+                now.d.set(d);
+                now.d.store(h + row * width + col);
+            }
+            now.gate.get(gate);
+            now.up.get(up);
+#pragma unroll
+            for (int i = 0; i < PACK; i++) {
+                gates[i] += gate[i];
+                ups[i] += up[i];
+            }
+            now = next;
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < PACK; i++) {
+        sums[warp][lane * PACK + i] = gates[i];
+        sums[warp][STRIP + lane * PACK + i] = ups[i];
+    }
+    __syncthreads();
+    static_assert(STRIP == THREADS, "a thread for each column of a strip");
+    col = (int64_t)blockIdx.x * STRIP + threadIdx.x;
+    if (col >= width)
+        return;
+    float gate = 0, up = 0;
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) {
+        gate += sums[w][threadIdx.x];
+        up += sums[w][STRIP + threadIdx.x];
+    }
+    partial[blockIdx.y * 2 * width + col] = gate;
+    partial[blockIdx.y * 2 * width + width + col] = up;
 }
 
 /* Columns per thread: as many as divide the width and keep every row aligned. */
@@ -315,7 +410,6 @@ NO_WORKSPACE(silu)
 NO_WORKSPACE(silu_grad)
 NO_WORKSPACE(swiglu)
 NO_WORKSPACE(swiglu_grad)
-NO_WORKSPACE(swiglu_backward)
 NO_WORKSPACE(fill)
 
 extern "C" int vlai_cuda_silu(const vlai_cuda_call *call)
@@ -356,7 +450,7 @@ extern "C" int vlai_cuda_swiglu(const vlai_cuda_call *call)
 
 extern "C" int vlai_cuda_swiglu_grad(const vlai_cuda_call *call)
 {
-    const vlai_cuda_tensor &dy = call->in[0], &x = call->in[1], &dx = call->out[0], &h = call->out[1];
+    const vlai_cuda_tensor &dy = call->in[0], &x = call->in[1], &dx = call->out[0], h = plain_result(call, 1);
     if (!dx.data || !dx.elements)
         return 0;
     if (dx.dtype != x.dtype || (h.data && h.dtype != x.dtype))
@@ -375,9 +469,37 @@ extern "C" int vlai_cuda_swiglu_grad(const vlai_cuda_call *call)
     });
 }
 
+extern "C" size_t vlai_cuda_workspace_swiglu_backward(const vla_graph *g, const vlai_node *node)
+{
+    const vlai_value_info &x = operand_of(g, node, 1);
+    if (node->attrs.swiglu.sums == VLA_DTYPE_NONE)
+        return 0;
+    size_t apart = column_workspace(x.shape[0], cols_of(x));
+    size_t fused = round_256((size_t)strips_of(x.shape[0], cols_of(x) / 2).chunks * (size_t)cols_of(x) * sizeof(float));
+    return apart > fused ? apart : fused;
+}
+
 extern "C" int vlai_cuda_swiglu_backward(const vlai_cuda_call *call)
 {
-    return vlai_cuda_swiglu_grad(call);
+    const vlai_cuda_tensor &dy = call->in[0], &x = call->in[1], &dx = call->out[0], h = plain_result(call, 1), sums = sums_result(call, 0);
+    int64_t rows = rows_of(x), width = cols_of(dy);
+    bool fused = sums.data && dx.data && dx.elements && width % PACK == 0 && dy.dtype == x.dtype && aligned(dy.data) && aligned(x.data) &&
+                 aligned(dx.data) && aligned(h.data);
+    if (!fused) {
+        int status = vlai_cuda_swiglu_grad(call);
+        return status ? status : sums_apart(call);
+    }
+    if (dx.dtype != x.dtype || (h.data && h.dtype != x.dtype))
+        return (int)cudaErrorInvalidValue;
+    strips s = strips_of(rows, width);
+    float *partial = (float *)call->workspace;
+    int status = with_type(x.dtype, [&](auto tx) {
+        using X = typename decltype(tx)::is;
+        swiglu_sums_kernel<X><<<dim3((unsigned)s.n, (unsigned)s.chunks), THREADS, 0, stream_of(call)>>>(
+            (const X *)dy.data, (const X *)x.data, (X *)dx.data, (X *)h.data, partial, rows, width, s.rows);
+        return launched();
+    });
+    return status ? status : column_total(call, sums, partial, s.chunks, 2 * width);
 }
 
 extern "C" int vlai_cuda_fill(const vlai_cuda_call *call)

@@ -3,14 +3,14 @@
  *     rms_norm              x [N,C], w [C] or none -> y = x r w, r [N] = 1/sqrt(mean(x^2) + eps) (fp32)
  *     rms_norm_grad         dy, x [N,C], r, w      -> dx = r (w dy) - x r^3 mean(w dy x)
  *     rms_norm_grad_weight  dy, x [N,C], r         -> dw [C] = sum over rows of dy x r
- *     rms_norm_backward     dy, x, r, w, add       -> dx + add, dw, and y = x r w once more where it is wanted
+ *     rms_norm_backward     dy, x, r, w, add       -> dx + add, dw, where wanted y = x r w once more and the column sums of dx + add
  *
  * Rows of up to 2048 columns (a multiple of 8): a warp per row, the row kept in registers as it is stored, so x (and dy)
  * are read once: 2 N C and 3 N C elements of traffic. Other rows: a block per row, which reads the row again, from cache.
  *
  * rms_norm_backward, up to 4096 columns: a thread owns 8 neighbouring columns and goes down the rows of its block, two at a
- * time while the next two are on their way; sums of dw stay in its registers until the rows are done. 4 N C elements (5 with y), and
- * the partial sums [blocks, C] in fp32, written and read once, from L2. Blocks follow from the shape alone.
+ * time while the next two are on their way; sums of dw and of dx stay in its registers until the rows are done. 4 N C elements
+ * (5 with y), and the partial sums [blocks, C] of each in fp32, written and read once, from L2. Blocks follow from the shape alone.
  * Expected: 0.9 of copy bandwidth at C = 1280 and 2048. dx may lie over dy or add: a row is read before it is written. */
 #include "kernels/columns.cuh"
 
@@ -300,18 +300,18 @@ __device__ inline void load_pair(row_pair<D, X> &p, const D *dy, const X *x, con
         }
 }
 
-/* partial [blocks, C]: the sums of dw over a block's rows. partial, y: NULL when not wanted. */
-template <class D, class X, class W>
+/* partial [blocks, C]: the sums of dw over a block's rows; `sums` those of dx if SUMS. partial, y: NULL when not wanted. */
+template <class D, class X, class W, bool SUMS>
 __global__ void __launch_bounds__(MOST_THREADS)
-    norm_backward_kernel(const D *dy, const X *x, const float *rstd, const W *w, const X *add, X *dx, X *y, float *partial, int64_t rows,
-                         int64_t cols, int64_t block_rows)
+    norm_backward_kernel(const D *dy, const X *x, const float *rstd, const W *w, const X *add, X *dx, X *y, float *partial, float *sums,
+                         int64_t rows, int64_t cols, int64_t block_rows)
 {
-    __shared__ float sums[2][PAIR][WARP];
+    __shared__ float dots[2][PAIR][WARP];
     int col = threadIdx.x * LANE, warps = blockDim.x / WARP, warp = threadIdx.x / WARP, turn = 0;
     bool mine = col < cols;
     int64_t row = blockIdx.x * block_rows, end = row + block_rows < rows ? row + block_rows : rows;
     int64_t at = row * cols + col;
-    float weight[LANE], dw[LANE] = {0};
+    float weight[LANE], dw[LANE] = {0}, sum_dx[SUMS ? LANE : 1] = {0};
 #pragma unroll
     for (int i = 0; i < LANE; i++)
         weight[i] = 1;
@@ -339,15 +339,15 @@ __global__ void __launch_bounds__(MOST_THREADS)
             }
             sum = warp_sum(sum);
             if (threadIdx.x % WARP == 0)
-                sums[turn][k][warp] = sum;
+                dots[turn][k][warp] = sum;
         }
-        __syncthreads(); /* the other half of `sums` is written next, so that one barrier a turn is enough */
+        __syncthreads(); /* the other half of `dots` is written next, so that one barrier a turn is enough */
 #pragma unroll
         for (int k = 0; k < PAIR; k++)
             if (row + k < end && mine) {
                 float mean = 0, vx[LANE], vd[LANE], va[LANE] = {0}, r = now.rstd[k];
                 for (int i = 0; i < warps; i++)
-                    mean += sums[turn][k][i];
+                    mean += dots[turn][k][i];
                 float b = r * r * r * (mean / (float)cols);
                 now.x[k].get(vx);
                 now.dy[k].get(vd);
@@ -369,15 +369,26 @@ __global__ void __launch_bounds__(MOST_THREADS)
                 }
                 now.x[k].set(vx);
                 now.x[k].store(dx + at + k * cols);
+                if constexpr (SUMS) {
+                    now.x[k].get(vx); /* as it is stored */
+#pragma unroll
+                    for (int i = 0; i < LANE; i++)
+                        sum_dx[i] += vx[i];
+                }
             }
         turn ^= 1;
         now = next;
     }
-    if (!partial || !mine)
-        return;
     pack<float, LANE> total;
-    total.set(dw);
-    total.store(partial + blockIdx.x * cols + col);
+    if (partial && mine) {
+        total.set(dw);
+        total.store(partial + blockIdx.x * cols + col);
+    }
+    if constexpr (SUMS)
+        if (mine) {
+            total.set(sum_dx);
+            total.store(sums + blockIdx.x * cols + col);
+        }
 }
 
 } // namespace
@@ -503,14 +514,15 @@ extern "C" size_t vlai_cuda_workspace_rms_norm_backward(const vla_graph *g, cons
 {
     const vlai_value_info &x = operand_of(g, node, 1);
     size_t apart = column_workspace(x.shape[0], cols_of(x));
-    size_t fused = round_256((size_t)row_blocks_of(x.shape[0], cols_of(x)).blocks * (size_t)cols_of(x) * sizeof(float));
+    size_t both = node->attrs.norm.sums == VLA_DTYPE_NONE ? 1 : 2;
+    size_t fused = round_256(both * (size_t)row_blocks_of(x.shape[0], cols_of(x)).blocks * (size_t)cols_of(x) * sizeof(float));
     return apart > fused ? apart : fused;
 }
 
 extern "C" int vlai_cuda_rms_norm_backward(const vlai_cuda_call *call)
 {
-    const vlai_cuda_tensor &dy = call->in[0], &x = call->in[1], &w = call->in[3], &add = call->in[4], &dx = call->out[0], &dw = call->out[1];
-    const vlai_cuda_tensor &y = call->out[2];
+    const vlai_cuda_tensor &dy = call->in[0], &x = call->in[1], &w = call->in[3], &add = call->in[4], &dx = call->out[0];
+    const vlai_cuda_tensor dw = plain_result(call, 1), y = plain_result(call, 2), sums = sums_result(call, 0);
     int64_t rows = rows_of(x), cols = cols_of(x);
     bool fused = dx.data && x.elements && cols % LANE == 0 && cols <= FUSED_COLS && aligned(dy.data) && aligned(x.data) && aligned(w.data) &&
                  aligned(add.data) && aligned(dx.data) && aligned(y.data);
@@ -518,20 +530,25 @@ extern "C" int vlai_cuda_rms_norm_backward(const vlai_cuda_call *call)
         int status = norm_weight(call, dw);
         if (!status && y.data && x.elements)
             status = norm_again(call, y);
-        return status ? status : vlai_cuda_rms_norm_grad(call);
+        if (!status)
+            status = vlai_cuda_rms_norm_grad(call);
+        return status ? status : sums_apart(call);
     }
     if (dx.dtype != x.dtype || (add.data && add.dtype != x.dtype) || (y.data && y.dtype != x.dtype))
         return (int)cudaErrorInvalidValue;
     row_blocks b = row_blocks_of(rows, cols);
-    float *partial = dw.data ? (float *)call->workspace : nullptr;
+    float *partial = (float *)call->workspace, *partial_sums = partial + (dw.data ? b.blocks * cols : 0);
     int status = with_types(dy.dtype, x.dtype, w.data ? w.dtype : x.dtype, [&](auto td, auto tx, auto tw) {
         using D = typename decltype(td)::is;
         using X = typename decltype(tx)::is;
         using W = typename decltype(tw)::is;
-        norm_backward_kernel<D, X, W><<<(unsigned)b.blocks, b.threads, 0, stream_of(call)>>>(
-            (const D *)dy.data, (const X *)x.data, (const float *)call->in[2].data, (const W *)w.data, (const X *)add.data, (X *)dx.data,
-            (X *)y.data, partial, rows, cols, b.rows);
-        return launched();
+        auto launch = [&](auto with_sums) {
+            norm_backward_kernel<D, X, W, decltype(with_sums)::value><<<(unsigned)b.blocks, b.threads, 0, stream_of(call)>>>(
+                (const D *)dy.data, (const X *)x.data, (const float *)call->in[2].data, (const W *)w.data, (const X *)add.data,
+                (X *)dx.data, (X *)y.data, dw.data ? partial : nullptr, partial_sums, rows, cols, b.rows);
+            return launched();
+        };
+        return sums.data ? launch(std::true_type{}) : launch(std::false_type{});
     });
-    return status || !partial ? status : column_total(call, dw, partial, b.blocks, cols);
+    return status ? status : column_total_2(call, dw, partial, b.blocks, sums, partial_sums, b.blocks, cols);
 }

@@ -35,13 +35,6 @@ __global__ void __launch_bounds__(THREADS) row_sum_kernel(const X *x, Y *y, int6
         y[row] = from_float<Y>(sum);
 }
 
-template <class X> struct column_term {
-    const X *x;
-    int64_t cols;
-    bool vector;
-    __device__ void operator()(int64_t row, int64_t col, float (&to)[8]) const { load_columns(x, row, col, cols, vector, to); }
-};
-
 } // namespace
 
 NO_WORKSPACE(row_sum)
@@ -69,12 +62,5 @@ extern "C" size_t vlai_cuda_workspace_col_sum(const vla_graph *g, const vlai_nod
 
 extern "C" int vlai_cuda_col_sum(const vlai_cuda_call *call)
 {
-    const vlai_cuda_tensor &x = call->in[0];
-    if (!call->out[0].data || !call->out[0].elements)
-        return 0;
-    int64_t rows = rows_of(x), cols = cols_of(x);
-    return with_type(x.dtype, [&](auto tx) {
-        using X = typename decltype(tx)::is;
-        return column_sum(call, call->out[0], column_term<X>{(const X *)x.data, cols, aligned(x.data) && cols % 8 == 0}, rows, cols);
-    });
+    return call->out[0].data && call->out[0].elements ? column_sum_of(call, call->in[0], call->out[0]) : 0;
 }

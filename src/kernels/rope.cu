@@ -4,13 +4,14 @@
  *                 the host as the CPU twin does; cos and sin of the fp32 angle in double, rounded once
  *     rope        x [N, heads D], cos, sin [N, D/2] -> y_i = x_i c - x_{i+D/2} s, y_{i+D/2} = x_{i+D/2} c + x_i s
  *     qkv_rope    a [Na, W], b [Nb, W], map, cos, sin -> y [Na+Nb, W]: row map[i] of a, or -1 - map[i] of b, its first heads rotated
- *     qkv_rope_grad  d [N, W], cos, sin, at_a, at_b   -> da, db: the rows at those places, rotated back
+ *     qkv_rope_grad  d [N, W], cos, sin, at_a, at_b   -> da, db: the rows at those places, rotated back; their column sums
  *     sinusoid    t [N] -> [N, dim] = sin(t f_k) | cos(t f_k), f_k = exp(-k ln(period) / (dim/2 - 1))
  *
  * rope: a thread takes V pairs; x is read and written once, the tables' row stays in cache over the heads. 2 N heads D
  * elements; expected 0.85 of copy bandwidth. y may lie over x. qkv_rope: 2 N W elements, or 2 N heads D where the result lies
- * over a: columns that are not rotated then stay where they are. The others are small. */
-#include "kernels/common.cuh"
+ * over a: columns that are not rotated then stay where they are. With column sums those are read all the same; a block then
+ * goes down a part of the rows of one result in a strip of 32 packs of pairs, whose sums stay in registers. The others are small. */
+#include "kernels/columns.cuh"
 
 #include <math.h>
 
@@ -122,8 +123,41 @@ template <class X> struct rope_route {
     }
 };
 
-/* A thread takes V pairs of one row: (j, j + half) of a rotated head, or (j, j + rest/2) of the columns behind the heads.
- * Of `per_row` such groups in a row the first `rotated` are rotated. */
+/* V pairs of a row: columns at + i and at + apart + i, which are (j, j + half) of a rotated head, from its pair `pair` on, or
+ * (j, j + rest/2) of the columns behind the heads. Of the groups of a row the first `rotated` are rotated. */
+struct pairs {
+    int at, apart, pair;
+};
+
+template <int V> __device__ inline pairs pairs_of(int group, int rotated, int half, int rest)
+{
+    int per_head = half / V, head = group / per_head, pair = (group - head * per_head) * V;
+    if (group < rotated)
+        return {head * 2 * half + pair, half, pair};
+    return {rotated / per_head * 2 * half + (group - rotated) * V, rest / 2, 0};
+}
+
+template <class X, class C, int V> __device__ inline void rotate(pack<X, V> &a, pack<X, V> &b, const C *c, const C *s, float sign)
+{
+    pack<C, V> pc, ps;
+    pc.load(c);
+    ps.load(s);
+    float u[V], v[V], cosine[V], sine[V];
+    a.get(u);
+    b.get(v);
+    pc.get(cosine);
+    ps.get(sine);
+#pragma unroll
+    for (int k = 0; k < V; k++) {
+        float x = u[k], y = v[k], w = sign * sine[k];
+        u[k] = x * cosine[k] - y * w;
+        v[k] = y * cosine[k] + x * w;
+    }
+    a.set(u);
+    b.set(v);
+}
+
+/* A thread takes one group of one row. */
 template <class X, class C, int V>
 __global__ void __launch_bounds__(THREADS)
     qkv_rope_kernel(__grid_constant__ const rope_route<X> route, const C *c, const C *s, int64_t groups, int per_row, int rotated, int half,
@@ -133,48 +167,121 @@ __global__ void __launch_bounds__(THREADS)
     if (i >= groups)
         return;
     int64_t row = divide(i, per_row), table;
-    int in_row = (int)(i - row * per_row), per_head = half / V, apart = half;
+    int in_row = (int)(i - row * per_row);
     const X *from;
     X *to;
     route.find(row, from, to, table);
-    int64_t at, pair = 0;
-    if (in_row < rotated) {
-        int head = in_row / per_head;
-        pair = (in_row - head * per_head) * V;
-        at = (int64_t)head * 2 * half + pair;
-    } else {
-        at = (int64_t)rotated / per_head * 2 * half + (in_row - rotated) * V;
-        apart = rest / 2;
-    }
+    pairs my = pairs_of<V>(in_row, rotated, half, rest);
     pack<X, V> pa, pb;
     if (!from) {
         float zero[V] = {0};
         pa.set(zero);
         pb.set(zero);
     } else {
-        pa.load(from + at);
-        pb.load(from + at + apart);
-        if (in_row < rotated) {
-            pack<C, V> pc, ps;
-            pc.load(c + table * half + pair);
-            ps.load(s + table * half + pair);
-            float u[V], v[V], cosine[V], sine[V];
-            pa.get(u);
-            pb.get(v);
-            pc.get(cosine);
-            ps.get(sine);
-#pragma unroll
-            for (int k = 0; k < V; k++) {
-                float x = u[k], y = v[k], w = sign * sine[k];
-                u[k] = x * cosine[k] - y * w;
-                v[k] = y * cosine[k] + x * w;
+        pa.load(from + my.at);
+        pb.load(from + my.at + my.apart);
+        if (in_row < rotated)
+            rotate<X, C, V>(pa, pb, c + table * half + my.pair, s + table * half + my.pair, sign);
+    }
+    pa.store(to + my.at);
+    pb.store(to + my.at + my.apart);
+}
+
+enum { V = 8, WARPS = THREADS / WARP, RESIDENT = 3 * 132 };
+
+/* Strips of 32 groups, and parts of the rows of both results: as many blocks as are resident, three on each of 132
+ * multiprocessors. */
+struct row_parts {
+    int64_t strips, rows, a, b; /* rows of a part; parts of da and of db */
+};
+
+row_parts row_parts_of(int64_t rows_a, int64_t rows_b, int64_t cols)
+{
+    row_parts p;
+    p.strips = (cols + 2 * V * WARP - 1) / (2 * V * WARP);
+    int64_t wanted = (p.strips ? RESIDENT / p.strips : 0) - (rows_b > 0), least = 4 * WARPS;
+    p.rows = wanted > 1 ? (rows_a + rows_b + wanted - 1) / wanted : rows_a + rows_b;
+    p.rows = p.rows > least ? p.rows : least;
+    p.a = (rows_a + p.rows - 1) / p.rows;
+    p.b = (rows_b + p.rows - 1) / p.rows;
+    return p;
+}
+
+/* Backward, and partial [parts of da, then of db, W]. In place, columns behind the heads are read alone. */
+template <class X, class C>
+__global__ void __launch_bounds__(THREADS, 3)
+    qkv_rope_sums_kernel(__grid_constant__ const rope_route<X> route, const C *c, const C *s, float *partial, __grid_constant__ const row_parts parts,
+                         int per_row, int rotated, int half, int rest, bool in_place)
+{
+    __shared__ float sums[WARPS][2 * V][WARP + 1];
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, group = blockIdx.x * WARP + lane;
+    bool second = blockIdx.y >= parts.a;
+    int64_t rows = second ? route.rows_b : route.rows_a, first = (blockIdx.y - (second ? parts.a : 0)) * parts.rows;
+    int64_t end = first + parts.rows < rows ? first + parts.rows : rows, row = first + warp;
+    const int32_t *index = second ? route.at_b : route.at_a;
+    X *to = second ? route.out_b : route.out_a;
+    pairs my = pairs_of<V>(group, rotated, half, rest);
+    float sum_a[V] = {0}, sum_b[V] = {0};
+    pack<X, V> a, b, next_a, next_b;
+    auto place = [&](int64_t at) { return at >= end ? -1 : index ? (int64_t)index[at] : at; };
+    auto load = [&](pack<X, V> &pa, pack<X, V> &pb, int64_t from) {
+        if (from >= 0 && from < route.rows) {
+            pa.load(route.a + from * route.cols + my.at);
+            pb.load(route.a + from * route.cols + my.at + my.apart);
+        } else {
+            const float zero[V] = {0};
+            pa.set(zero);
+            pb.set(zero);
+        }
+    };
+    if (group < per_row) {
+        int64_t from = place(row), next = place(row + WARPS);
+        load(a, b, from);
+        for (; row < end; row += WARPS) {
+            int64_t after = place(row + 2 * WARPS);
+            load(next_a, next_b, next);
+            if (group < rotated && from >= 0 && from < route.rows)
+                rotate<X, C, V>(a, b, c + from * half + my.pair, s + from * half + my.pair, -1.0f);
+            if (group < rotated || !in_place) {
+                a.store(to + row * route.cols + my.at);
+                b.store(to + row * route.cols + my.at + my.apart);
             }
-            pa.set(u);
-            pb.set(v);
+            float u[V], v[V];
+            a.get(u);
+            b.get(v);
+#pragma unroll
+            for (int i = 0; i < V; i++) {
+                sum_a[i] += u[i];
+                sum_b[i] += v[i];
+            }
+            a = next_a;
+            b = next_b;
+            from = next;
+            next = after;
         }
     }
-    pa.store(to + at);
-    pb.store(to + at + apart);
+#pragma unroll
+    for (int i = 0; i < V; i++) {
+        sums[warp][i][lane] = sum_a[i];
+        sums[warp][V + i][lane] = sum_b[i];
+    }
+    __syncthreads();
+    static_assert(THREADS == WARP * V, "a thread for each pair of columns of a strip");
+    int i = threadIdx.x % V;
+    lane = threadIdx.x / V;
+    group = blockIdx.x * WARP + lane;
+    if (group >= per_row)
+        return;
+    float total_a = 0, total_b = 0;
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) {
+        total_a += sums[w][i][lane];
+        total_b += sums[w][V + i][lane];
+    }
+    my = pairs_of<V>(group, rotated, half, rest);
+    partial += blockIdx.y * route.cols + my.at + i;
+    partial[0] = total_a;
+    partial[my.apart] = total_b;
 }
 
 /* An odd number of columns behind the heads: they are copied one by one. */
@@ -191,14 +298,19 @@ template <class X> __global__ void __launch_bounds__(THREADS) rest_kernel(__grid
     to[at] = from ? from[at] : from_float<X>(0.0f);
 }
 
+template <class X> bool in_packs(const rope_route<X> &route, const vlai_cuda_tensor &c, const vlai_cuda_tensor &s, int half, int rest)
+{
+    return half % 8 == 0 && rest % 16 == 0 && aligned(route.a) && aligned(route.b) && aligned(route.out_a) && aligned(route.out_b) &&
+           aligned(c.data) && aligned(s.data);
+}
+
 template <class X>
 int rotate_rows(const vlai_cuda_call *call, const rope_route<X> &route, const vlai_cuda_tensor &c, const vlai_cuda_tensor &s, int64_t rows)
 {
     int half = call->node->attrs.rope.head_dim / 2, heads = call->node->attrs.rope.heads, rest = (int)route.cols - 2 * half * heads;
     float sign = route.backward ? -1.0f : 1.0f;
     bool in_place = route.out_a == route.a;
-    bool vector = half % 8 == 0 && rest % 16 == 0 && aligned(route.a) && aligned(route.b) && aligned(route.out_a) && aligned(route.out_b) &&
-                  aligned(c.data) && aligned(s.data);
+    bool vector = in_packs(route, c, s, half, rest);
     return with_type(c.dtype, [&](auto tc) {
         using C = typename decltype(tc)::is;
         auto launch = [&](auto v) {
@@ -216,11 +328,34 @@ int rotate_rows(const vlai_cuda_call *call, const rope_route<X> &route, const vl
     });
 }
 
+/* The gradient with the sums of its columns. */
+template <class X>
+int rotate_and_sum(const vlai_cuda_call *call, const rope_route<X> &route, const vlai_cuda_tensor &c, const vlai_cuda_tensor &s)
+{
+    int half = call->node->attrs.rope.head_dim / 2, heads = call->node->attrs.rope.heads, rest = (int)route.cols - 2 * half * heads;
+    if (!in_packs(route, c, s, half, rest)) {
+        int status = rotate_rows(call, route, c, s, route.rows_a + route.rows_b);
+        return status ? status : sums_apart(call);
+    }
+    row_parts parts = row_parts_of(route.rows_a, route.rows_b, route.cols);
+    float *partial = (float *)call->workspace;
+    int rotated = heads * half / V, per_row = rotated + rest / (2 * V);
+    int status = with_type(c.dtype, [&](auto tc) {
+        using C = typename decltype(tc)::is;
+        if (parts.strips && parts.a + parts.b)
+            qkv_rope_sums_kernel<X, C><<<dim3((unsigned)parts.strips, (unsigned)(parts.a + parts.b)), THREADS, 0, stream_of(call)>>>(
+                route, (const C *)c.data, (const C *)s.data, partial, parts, per_row, rotated, half, rest, route.out_a == route.a);
+        return launched();
+    });
+    return status ? status
+                  : column_total_2(call, sums_result(call, 0), partial, parts.a, sums_result(call, 1), partial + parts.a * route.cols, parts.b,
+                                   route.cols);
+}
+
 } // namespace
 
 NO_WORKSPACE(rope_table)
 NO_WORKSPACE(qkv_rope)
-NO_WORKSPACE(qkv_rope_grad)
 NO_WORKSPACE(rope)
 NO_WORKSPACE(sinusoid)
 
@@ -305,9 +440,23 @@ extern "C" int vlai_cuda_qkv_rope(const vlai_cuda_call *call)
     });
 }
 
+extern "C" size_t vlai_cuda_workspace_qkv_rope_grad(const vla_graph *g, const vlai_node *node)
+{
+    int64_t rows[2] = {operand_of(g, node, 0).shape[0], 0}, cols = cols_of(operand_of(g, node, 0));
+    if (node->attrs.rope.sums[0] == VLA_DTYPE_NONE && node->attrs.rope.sums[1] == VLA_DTYPE_NONE)
+        return 0;
+    for (int k = 0; k < 2; k++)
+        if (node->n_inputs > 3 + k && node->inputs[3 + k] != VLA_NONE)
+            rows[k] = operand_of(g, node, 3 + k).shape[0];
+    row_parts parts = row_parts_of(rows[0], rows[1], cols);
+    size_t fused = round_256((size_t)((parts.a + parts.b) * cols) * sizeof(float));
+    size_t apart_a = column_workspace(rows[0], cols), apart_b = column_workspace(rows[1], cols), apart = apart_a > apart_b ? apart_a : apart_b;
+    return apart > fused ? apart : fused;
+}
+
 extern "C" int vlai_cuda_qkv_rope_grad(const vlai_cuda_call *call)
 {
-    const vlai_cuda_tensor &d = call->in[0], &c = call->in[1], &s = call->in[2], &da = call->out[0], &db = call->out[1];
+    const vlai_cuda_tensor &d = call->in[0], &c = call->in[1], &s = call->in[2], &da = call->out[0], db = plain_result(call, 1);
     if (!da.data || d.dtype != da.dtype || (db.data && db.dtype != d.dtype) || s.dtype != c.dtype)
         return (int)cudaErrorInvalidValue;
     return with_type(d.dtype, [&](auto tx) {
@@ -323,7 +472,8 @@ extern "C" int vlai_cuda_qkv_rope_grad(const vlai_cuda_call *call)
         route.rows = rows_of(d);
         route.cols = cols_of(d);
         route.backward = true;
-        return rotate_rows(call, route, c, s, route.rows_a + route.rows_b);
+        bool sums = sums_result(call, 0).data || sums_result(call, 1).data;
+        return sums ? rotate_and_sum(call, route, c, s) : rotate_rows(call, route, c, s, route.rows_a + route.rows_b);
     });
 }
 

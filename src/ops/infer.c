@@ -160,11 +160,21 @@ RULE(swiglu_grad)
     return VLA_OK;
 }
 
+/* The column sums of results of the same width, behind the others. */
+static void add_sums(vlai_node *node, vlai_shape *out)
+{
+    for (int k = 0; k < 2; k++)
+        if (vlai_sums_at(node, k) >= 0)
+            set1(&out[vlai_sums_at(node, k)], *vlai_sums_type(node, k), out[0].dim[1]);
+}
+
 RULE(swiglu_backward)
 {
     VLA_TRY(vlai_infer_swiglu_grad(g, node, out, err));
-    like(&out[1], operand(g, node, 0));
     WANT(operand(g, node, 0)->dtype == operand(g, node, 1)->dtype, "dy and x of one type");
+    if (node->attrs.swiglu.again)
+        like(&out[1], operand(g, node, 0));
+    add_sums(node, out);
     return VLA_OK;
 }
 
@@ -226,7 +236,9 @@ RULE(rms_norm_backward)
     WANT(present(node, 3) || !node->attrs.norm.again, "a weight where the norm is made again");
     if (present(node, 3))
         set1(&out[1], node->attrs.norm.dtype, x->shape[1]);
-    like(&out[2], x);
+    if (node->attrs.norm.again)
+        like(&out[2], x);
+    add_sums(node, out);
     return VLA_OK;
 }
 
@@ -297,6 +309,8 @@ RULE(qkv_rope_grad)
             out[i].dim[0] = operand(g, node, 3 + i)->shape[0];
         }
     }
+    WANT(node->attrs.rope.sums[1] == VLA_DTYPE_NONE || present(node, 4), "at_b where its sums are wanted");
+    add_sums(node, out);
     return VLA_OK;
 }
 

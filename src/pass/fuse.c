@@ -274,9 +274,38 @@ static int swiglu_backward(fusion *f, size_t n)
             continue;
         vlai_node node = like_node(f, (int64_t)n, VLAI_OP_swiglu_backward);
         set_inputs(&node, 2, grad->inputs);
+        node.attrs.swiglu.again = 1;
         node.outputs[0] = grad->outputs[0];
         node.outputs[1] = g->nodes[again].outputs[0];
         return replace(f, node, (int64_t[]){(int64_t)n, again}, 2);
+    }
+    return 0;
+}
+
+/* col_sum(dy) where dy is made: by a node that has every row of it in hand. That one stays in its place. */
+static int made_sums(fusion *f, size_t n)
+{
+    vla_graph *g = f->g;
+    vla_value dy = g->nodes[n].inputs[0];
+    int64_t m = g->values[dy].producer;
+    if (m < 0 || !is_open(f, (size_t)m) || readers(f, dy) < 2)
+        return 0; /* not made at all, or for its sums alone */
+    vlai_node node = g->nodes[m];
+    if (node.op == VLAI_OP_swiglu_grad && type_of(f, node.inputs[0]) == type_of(f, node.inputs[1]))
+        node.op = VLAI_OP_swiglu_backward;
+    for (int k = 0; k < 2 && k < vlai_plain_outputs(&node); k++) {
+        vla_dtype *type = vlai_sums_type(&node, k);
+        if (!type || *type != VLA_DTYPE_NONE || node.outputs[k] != dy)
+            continue;
+        *type = g->nodes[n].attrs.matmul.dtype;
+        node.n_outputs++;
+        int at = vlai_sums_at(&node, k);
+        memmove(node.outputs + at + 1, node.outputs + at, (size_t)(node.n_outputs - 1 - at) * sizeof *node.outputs);
+        node.outputs[at] = g->nodes[n].outputs[0];
+        g->values[node.outputs[at]].producer = (int32_t)m;
+        g->nodes[m] = node;
+        f->gone[n] = true;
+        return 1;
     }
     return 0;
 }
@@ -495,6 +524,7 @@ static const struct {
     {"rms_norm backward", "the sum with the residual gradient; dy and x read twice, three times where the norm is made again", VLAI_OP_rms_norm_grad, norm_backward},
     {"matmul residual", "the product written and read once more", VLAI_OP_add, residual},
     {"swiglu backward", "gate and up read twice", VLAI_OP_swiglu_grad, swiglu_backward},
+    {"made sums", "dy read once more for the bias, by products that are slower for it", VLAI_OP_col_sum, made_sums},
     {"matmul sums", "dy read once more for the bias", VLAI_OP_col_sum, bias_sums},
 };
 

@@ -224,6 +224,7 @@ typedef struct op_case {
     int n_in, n_out;
     tolerance within;
     double floors[VLAI_MAX_OUTPUTS]; /* added to within.floor, for one result each */
+    int summed[VLAI_MAX_OUTPUTS];    /* j + 1: this result is the column sums of result j, as the device stored that; 0: none */
     const vlai_cuda_context *context; /* for operations that are prepared */
     int aligned_only;
     vlai_value_info values[VLAI_MAX_INPUTS + VLAI_MAX_OUTPUTS];
@@ -316,6 +317,25 @@ static inline int compare(const char *name, const tensor *t, const void *got, co
                 return 0;
             }
         }
+    }
+    return 1;
+}
+
+/* y [C] against the sums of x's columns. In fp32 no sum is a chain of more than 128 additions: each is good to 128 half units
+ * (2^-24) of the sum of sizes. */
+static inline int compare_sums(const char *name, const tensor *y, const void *got, const tensor *x, const void *values)
+{
+    int64_t cols = x->shape[1], rows = x->shape[0], chain = rows < 128 ? rows : 128;
+    for (int64_t j = 0; j < cols; j++) {
+        double sum = 0, size = 0, g = get_real(y->dtype, got, j);
+        for (int64_t i = 0; i < rows; i++) {
+            double v = get_real(x->dtype, values, i * cols + j);
+            sum += v;
+            size += fabs(v);
+        }
+        double allowed = (double)chain * 0x1p-24 * size + (y->dtype == VLA_BF16 ? 0x1p-8 * fabs(sum) : 0x1p-23 * fabs(sum));
+        if (!(fabs(g - sum) <= allowed))
+            return fail("%s, column %lld is %.9g, and the result's column sums to %.9g (sizes to %.3g)", name, (long long)j, g, sum, size), 0;
     }
     return 1;
 }
@@ -413,7 +433,8 @@ static inline int check_case(op_case *c)
                     first[k] = out[k];
                     tolerance within = c->within;
                     within.floor += c->floors[k];
-                    if (!compare(name, &c->out[k], out[k], want[k], raw, within))
+                    int of = c->summed[k] - 1;
+                    if (of >= 0 ? !compare_sums(name, &c->out[k], out[k], &c->out[of], out[of]) : !compare(name, &c->out[k], out[k], want[k], raw, within))
                         return 0;
                 } else if (memcmp(first[k], out[k], bytes_of(&c->out[k]))) {
                     int64_t at = 0, differ = 0;

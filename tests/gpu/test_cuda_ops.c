@@ -16,6 +16,23 @@ static const vla_dtype REAL[2] = {VLA_BF16, VLA_F32};
 
 static const vlai_attrs none;
 
+/* h or none, sums or none, over x or not. */
+static void swiglu_backward(vlai_attrs a, tolerance within, vla_dtype t, int64_t rows, int64_t width)
+{
+    for (int mode = 0; mode < 4; mode++) {
+        tensor results[3] = {result(t, SHAPE2(rows, 2 * width))};
+        int n = 1, again = mode & 1, summed = mode >> 1;
+        a.swiglu.again = again;
+        a.swiglu.sums = summed ? t : VLA_DTYPE_NONE;
+        if (again)
+            results[n++] = result(t, SHAPE2(rows, width));
+        if (summed)
+            results[n++] = result(t, SHAPE1(2 * width));
+        CHECK(swiglu_backward, a, within, OPERANDS(reals(t, SHAPE2(rows, width)), reals_of(t, 4, SHAPE2(rows, 2 * width))),
+              .out = {results[0], results[1], results[2]}, .n_out = n, .over = 2, .summed = {0, summed && !again, summed && again});
+    }
+}
+
 static void elementwise(void)
 {
     EACH(int64_t, n, 0, 1, 7, 8, 4095, 4101, 100003) {
@@ -46,9 +63,13 @@ static void elementwise(void)
                 CHECK(swiglu, none, two, OPERANDS(reals_of(a, 4, SHAPE2(rows, 2 * width))), RESULTS(result(a, SHAPE2(rows, width))));
                 CHECK(swiglu_grad, none, two, OPERANDS(reals(a, SHAPE2(rows, width)), reals_of(a, 4, SHAPE2(rows, 2 * width))),
                       RESULTS(result(a, SHAPE2(rows, 2 * width))), .over = 2);
-                CHECK(swiglu_backward, none, two, OPERANDS(reals(a, SHAPE2(rows, width)), reals_of(a, 4, SHAPE2(rows, 2 * width))),
-                      RESULTS(result(a, SHAPE2(rows, 2 * width)), result(a, SHAPE2(rows, width))), .over = 2);
+                swiglu_backward(none, two, a, rows, width);
             }
+    EACH_TYPE(a) {
+        swiglu_backward(none, two, a, 3001, 264); /* two strips, and many parts of the rows */
+        swiglu_backward(none, two, a, 33, 8);
+        swiglu_backward(none, two, a, 1201, 3456);
+    }
 }
 
 /* A norm's gradient is the difference of r w dy and x r^3 mean(w dy x), each good to 16 roundings of fp32 (2^-24). Where the
@@ -77,9 +98,10 @@ static double weight_floor(const tensor *dy, const tensor *x, const tensor *rstd
 static void norm_backward(int64_t rows, int64_t cols, vla_dtype x, vla_dtype w)
 {
     tolerance within = {.rel = 1e-5, .row = 1e-5};
-    for (int mode = 0; mode < 9; mode++) { /* the last three: again with the addend, the result over dy and not over it */
-        int with_weight = mode % 3 > 0, again = mode % 3 == 2, with_add = mode / 3 > 0;
-        vlai_attrs a = {.norm = {.dtype = w, .again = again}};
+    for (int mode = 0; mode < 18; mode++) { /* 6 to 8: again with the addend, the result over dy and not over it; then all with sums */
+        int with_weight = mode % 3 > 0, again = mode % 3 == 2, with_add = mode / 3 % 3 > 0, summed = mode >= 9;
+        int n = with_weight ? again ? 3 : 2 : 1;
+        vlai_attrs a = {.norm = {.dtype = w, .again = again, .sums = summed ? x : VLA_DTYPE_NONE}};
         tensor rstd = result(VLA_F32, SHAPE1(rows)), weight = reals(w, SHAPE1(cols)), add = reals(x, SHAPE2(rows, cols));
         for (int64_t i = 0; i < rows; i++)
             set_real(&rstd, i, 0.6 + 0.1 * random_value());
@@ -87,10 +109,13 @@ static void norm_backward(int64_t rows, int64_t cols, vla_dtype x, vla_dtype w)
             weight.data = NULL;
         if (!with_add)
             add.data = NULL;
-        tensor results[3] = {result(x, SHAPE2(rows, cols)), result(w, SHAPE1(cols)), result(x, SHAPE2(rows, cols))};
+        tensor results[4] = {result(x, SHAPE2(rows, cols)), result(w, SHAPE1(cols)), result(x, SHAPE2(rows, cols))};
+        if (summed)
+            results[n] = result(x, SHAPE1(cols));
         tensor dy = reals(x, SHAPE2(rows, cols)), x_ = reals(x, SHAPE2(rows, cols));
         CHECK(rms_norm_backward, a, within, OPERANDS(dy, x_, rstd, weight, add), .floors = {norm_floor(0.8, 2, 2) + (with_add ? 0x1p-20 * 2 : 0), weight_floor(&dy, &x_, &rstd)},
-              .out = {results[0], results[1], results[2]}, .n_out = with_weight ? again ? 3 : 2 : 1, .over = mode / 3 == 1 ? 16 : 1);
+              .out = {results[0], results[1], results[2], results[3]}, .n_out = n + summed, .over = mode / 3 % 3 == 1 ? 16 : 1,
+              .summed = {0, summed && n == 1, summed && n == 2, summed && n == 3});
     }
 }
 
@@ -170,15 +195,29 @@ static void packed_rope(vla_dtype t, vla_dtype table, int64_t na, int64_t nb, in
           RESULTS(result(t, SHAPE2(n, cols))), .over = 1);
     CHECK(qkv_rope_grad, r, within, OPERANDS(reals(t, SHAPE2(n, cols)), reals(table, SHAPE2(n, dim / 2)), reals(table, SHAPE2(n, dim / 2))),
           RESULTS(result(t, SHAPE2(n, cols))), .over = 1);
+    r.rope.sums[0] = t;
+    CHECK(qkv_rope_grad, r, within, OPERANDS(reals(t, SHAPE2(n, cols)), reals(table, SHAPE2(n, dim / 2)), reals(table, SHAPE2(n, dim / 2))),
+          RESULTS(result(t, SHAPE2(n, cols)), result(t, SHAPE1(cols))), .over = 1, .summed = {0, 1});
     for (int bad = 0; bad < 2; bad++) {
         route_of(na, nb, bad, &map, &at_a, &at_b);
         CHECK(qkv_rope, r, within,
               OPERANDS(reals(t, SHAPE2(na, cols)), reals(t, SHAPE2(nb, cols)), map, reals(table, SHAPE2(n, dim / 2)), reals(table, SHAPE2(n, dim / 2))),
               RESULTS(result(t, SHAPE2(n, cols))));
-        route_of(na, nb, bad, &map, &at_a, &at_b);
-        CHECK(qkv_rope_grad, r, within,
-              OPERANDS(reals(t, SHAPE2(n, cols)), reals(table, SHAPE2(n, dim / 2)), reals(table, SHAPE2(n, dim / 2)), at_a, at_b),
-              RESULTS(result(t, SHAPE2(na, cols)), result(t, SHAPE2(nb, cols))));
+        for (int mode = 0; mode < 4; mode++) { /* sums of the first, of the second */
+            tensor results[4] = {result(t, SHAPE2(na, cols)), result(t, SHAPE2(nb, cols))};
+            int summed[4] = {0}, n_out = 2;
+            for (int k = 0; k < 2; k++) {
+                r.rope.sums[k] = mode >> k & 1 ? k ? VLA_F32 : t : VLA_DTYPE_NONE;
+                if (mode >> k & 1) {
+                    summed[n_out] = k + 1;
+                    results[n_out++] = result(r.rope.sums[k], SHAPE1(cols));
+                }
+            }
+            route_of(na, nb, bad, &map, &at_a, &at_b);
+            CHECK(qkv_rope_grad, r, within,
+                  OPERANDS(reals(t, SHAPE2(n, cols)), reals(table, SHAPE2(n, dim / 2)), reals(table, SHAPE2(n, dim / 2)), at_a, at_b),
+                  .out = {results[0], results[1], results[2], results[3]}, .n_out = n_out, .summed = {0, 0, summed[2], summed[3]});
+        }
     }
 }
 
@@ -191,6 +230,7 @@ static void rope(void)
                 packed_rope(t, table, 300, 41, dim, 2, 2 * dim + 3);
                 packed_rope(t, table, 9, 0, dim, 1, 0);
                 packed_rope(t, table, 0, 1, dim, 2, 8);
+                packed_rope(t, table, 1301, 70, dim, 18, 2 * dim); /* more than one strip, and many parts of the rows */
             }
     EACH(int64_t, n, 0, 1, 37, 300) {
         EACH_TYPE(t) {

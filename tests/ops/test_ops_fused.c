@@ -7,6 +7,13 @@ static double sigmoid(double x)
     return 1 / (1 + exp(-x));
 }
 
+/* The sums of x's columns, into y. */
+static void column_sums(const tensor *x, tensor *y)
+{
+    for (int64_t i = 0; i < x->n; i++)
+        y->f[i % y->n] += x->f[i];
+}
+
 static void test_swiglu_backward(void **state)
 {
     (void)state;
@@ -16,7 +23,7 @@ static void test_swiglu_backward(void **state)
             cases c = {.state = (uint64_t)(r * 10 + w)};
             int64_t n = rows[r], width = widths[w];
             tensor dy = random_tensor(&c, SHAPE2(n, width)), x = random_tensor(&c, SHAPE2(n, 2 * width));
-            tensor out[2] = {result_tensor(&c, SHAPE2(n, 2 * width)), result_tensor(&c, SHAPE2(n, width))};
+            tensor out[3] = {result_tensor(&c, SHAPE2(n, 2 * width)), result_tensor(&c, SHAPE2(n, width)), result_tensor(&c, SHAPE1(2 * width))};
             for (int64_t i = 0; i < n; i++)
                 for (int64_t j = 0; j < width; j++) {
                     double gate = x.f[i * 2 * width + j], up = x.f[i * 2 * width + width + j], d = dy.f[i * width + j], s = sigmoid(gate);
@@ -24,11 +31,50 @@ static void test_swiglu_backward(void **state)
                     out[0].f[i * 2 * width + width + j] = d * gate * s;
                     out[1].f[i * width + j] = gate * s * up;
                 }
-            vlai_node node = {.op = VLAI_OP_swiglu_backward};
+            column_sums(&out[0], &out[2]);
             tensor in[2] = {dy, x};
-            CHECK_KERNEL(swiglu_backward, &node, in, 2, out, 2, 1e-6);
+            for (int mode = 0; mode < 4; mode++) {
+                vlai_node node = {.op = VLAI_OP_swiglu_backward, .attrs.swiglu = {.again = mode & 1, .sums = mode & 2 ? VLA_F32 : VLA_DTYPE_NONE}};
+                tensor results[3];
+                int n_out = 0;
+                results[n_out++] = out[0];
+                if (mode & 1)
+                    results[n_out++] = out[1];
+                if (mode & 2)
+                    results[n_out++] = out[2];
+                CHECK_KERNEL(swiglu_backward, &node, in, 2, results, n_out, 1e-6);
+            }
             vlai_arena_fini(&c.arena);
         }
+}
+
+/* The sums of results that will be stored as bf16 are those of the stored values, as a col_sum reading them would make. */
+static void test_sums_of_rounded(void **state)
+{
+    (void)state;
+    enum { ROWS = 600, WIDTH = 3, COLS = 2 * WIDTH };
+    static float dy[ROWS * WIDTH], x[ROWS * COLS], dx[ROWS * COLS], sums[COLS], want[COLS];
+    static double partial[2 * COLS];
+    cases c = {.state = 3};
+    for (int i = 0; i < ROWS * COLS; i++) {
+        x[i] = vlai_bf16_to_float(vlai_bf16_from_float((float)random_value(&c)));
+        dy[i % (ROWS * WIDTH)] = vlai_bf16_to_float(vlai_bf16_from_float((float)random_value(&c)));
+    }
+    vlai_node node = {.op = VLAI_OP_swiglu_backward, .n_inputs = 2, .n_outputs = 2, .attrs.swiglu.sums = VLA_BF16};
+    vlai_cpu_call call = {.node = &node, .in = {{dy, VLA_BF16, 2, {ROWS, WIDTH}, ROWS * WIDTH}, {x, VLA_BF16, 2, {ROWS, COLS}, ROWS * COLS}},
+                          .out = {{dx, VLA_BF16, 2, {ROWS, COLS}, ROWS * COLS}, {sums, VLA_BF16, 1, {COLS}, COLS}}, .workspace = partial};
+    vlai_cpu_swiglu_backward_float(&call);
+    bool differs = false;
+    for (int i = 0; i < ROWS * COLS; i++) {
+        float rounded = vlai_bf16_to_float(vlai_bf16_from_float(dx[i]));
+        differs = differs || rounded != dx[i];
+        dx[i] = rounded;
+    }
+    vlai_cpu_call apart = {.node = &(vlai_node){.op = VLAI_OP_col_sum, .n_inputs = 1, .n_outputs = 1}, .in[0] = call.out[0],
+                           .out[0] = {want, VLA_BF16, 1, {COLS}, COLS}, .workspace = partial};
+    vlai_cpu_col_sum_float(&apart);
+    assert_true(differs);
+    assert_memory_equal(sums, want, sizeof want);
 }
 
 static void check_norm(int64_t n, int64_t cols, bool with_weight, bool with_add)
@@ -36,7 +82,7 @@ static void check_norm(int64_t n, int64_t cols, bool with_weight, bool with_add)
     cases c = {.state = (uint64_t)(n * 10000 + cols)};
     tensor dy = random_tensor(&c, SHAPE2(n, cols)), x = random_tensor(&c, SHAPE2(n, cols)), rstd = random_tensor(&c, SHAPE1(n));
     tensor w = random_tensor(&c, SHAPE1(cols)), add = random_tensor(&c, SHAPE2(n, cols));
-    tensor out[3] = {result_tensor(&c, SHAPE2(n, cols)), result_tensor(&c, SHAPE1(cols)), result_tensor(&c, SHAPE2(n, cols))};
+    tensor out[3] = {result_tensor(&c, SHAPE2(n, cols)), result_tensor(&c, SHAPE1(cols)), result_tensor(&c, SHAPE2(n, cols))}, sums = result_tensor(&c, SHAPE1(cols));
     for (int64_t i = 0; i < n; i++) {
         double sum = 0, r = rstd.f[i];
         for (int64_t j = 0; j < cols; j++)
@@ -54,10 +100,16 @@ static void check_norm(int64_t n, int64_t cols, bool with_weight, bool with_add)
         add.f = NULL;
     vlai_node node = {.op = VLAI_OP_rms_norm_backward};
     tensor in[5] = {dy, x, rstd, w, add};
-    CHECK_KERNEL(rms_norm_backward, &node, in, with_add ? 5 : 4, out, with_weight ? 2 : 1, 2e-6);
-    node.attrs.norm.again = 1;
-    if (with_weight)
-        CHECK_KERNEL(rms_norm_backward, &node, in, with_add ? 5 : 4, out, 3, 2e-6);
+    column_sums(&out[0], &sums);
+    for (int again = 0; again <= with_weight; again++)
+        for (int with_sums = 0; with_sums < 2; with_sums++) {
+            tensor results[4] = {out[0], out[1], out[2], sums};
+            int n_out = with_weight ? 2 + again : 1;
+            node.attrs.norm.again = again;
+            node.attrs.norm.sums = with_sums ? VLA_F32 : VLA_DTYPE_NONE;
+            results[n_out] = sums;
+            CHECK_KERNEL(rms_norm_backward, &node, in, with_add ? 5 : 4, results, n_out + with_sums, 2e-6);
+        }
     vlai_arena_fini(&c.arena);
 }
 
@@ -123,7 +175,19 @@ static void check_rope(int64_t rows_a, int64_t rows_b, int dim, int heads, int64
     }
     node.op = VLAI_OP_qkv_rope_grad;
     tensor grad_in[5] = {d, cosine, sine, at_a, at_b};
-    CHECK_KERNEL(qkv_rope_grad, &node, grad_in, routed ? 5 : 3, out, routed ? 2 : 1, 1e-6);
+    tensor sums[2] = {result_tensor(&c, SHAPE1(cols)), result_tensor(&c, SHAPE1(cols))};
+    for (int k = 0; k < 2; k++)
+        column_sums(&out[k], &sums[k]);
+    for (int mode = 0; mode < (routed ? 4 : 2); mode++) { /* sums of the first, of the second */
+        tensor results[4] = {out[0], out[1]};
+        int n_out = routed ? 2 : 1;
+        for (int k = 0; k < 2; k++) {
+            node.attrs.rope.sums[k] = mode >> k & 1 ? VLA_F32 : VLA_DTYPE_NONE;
+            if (mode >> k & 1)
+                results[n_out++] = sums[k];
+        }
+        CHECK_KERNEL(qkv_rope_grad, &node, grad_in, routed ? 5 : 3, results, n_out, 1e-6);
+    }
     vlai_arena_fini(&c.arena);
 }
 
@@ -143,6 +207,7 @@ static void test_rope(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_swiglu_backward), cmocka_unit_test(test_norm_backward), cmocka_unit_test(test_rope)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_swiglu_backward), cmocka_unit_test(test_sums_of_rounded),
+                                       cmocka_unit_test(test_norm_backward), cmocka_unit_test(test_rope)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
