@@ -359,15 +359,13 @@ int device_attribute(cudaDeviceAttr attribute)
 bool fits_window(const attention_task &t)
 {
     const attention_shape &s = t.shape;
-    /* Of 80 < D <= 128 the backward pass wants more shared memory than every device has. */
-    size_t shared = s.dim > 80 ? window_grad_shared<128>() : 0;
-    return (shared == 0 || (size_t)device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) >= shared) && t.dtype == VLA_BF16 && t.mask == VLA_MASK_FULL && t.longest > 0 && t.longest <= WINDOW_LONGEST && s.queries == s.keys &&
+    return t.dtype == VLA_BF16 && t.mask == VLA_MASK_FULL && t.longest > 0 && t.longest <= WINDOW_LONGEST && s.queries == s.keys &&
            s.group == 1 && s.dim <= 128 && s.vector;
 }
 
 dim3 window_grid(const attention_shape &s)
 {
-    return dim3((unsigned)s.heads, blocks_for(s.queries, WINDOW_ANCHOR));
+    return dim3(blocks_for(s.heads, WINDOW_HEADS), blocks_for(s.queries, WINDOW_ANCHOR));
 }
 
 int forward_window(const attention_task &task)
@@ -375,11 +373,12 @@ int forward_window(const attention_task &task)
     const attention_shape &s = task.shape;
     return with_row_dim(s.dim, [&](auto d) {
         constexpr int DP = decltype(d)::value;
-        int status = allow_shared(window_kernel<DP>, window_shared<DP>());
+        constexpr size_t SHARED = window_shared<DP, 3>();
+        int status = allow_shared(window_kernel<DP>, SHARED);
         if (status)
             return status;
-        window_kernel<DP><<<window_grid(s), WINDOW_BLOCK, window_shared<DP>(), task.stream>>>(
-            s, (const bf16 *)task.q, (const bf16 *)task.k, (const bf16 *)task.v, (bf16 *)task.o, task.lse);
+        window_kernel<DP><<<window_grid(s), WINDOW_BLOCK, SHARED, task.stream>>>(s, (const bf16 *)task.q, (const bf16 *)task.k,
+                                                                                 (const bf16 *)task.v, (bf16 *)task.o, task.lse);
         return launched();
     });
 }
@@ -391,12 +390,13 @@ int backward_window(const attention_task &task)
         return 0;
     return with_row_dim(s.dim, [&](auto d) {
         constexpr int DP = decltype(d)::value;
-        int status = allow_shared(window_grad_kernel<DP>, window_grad_shared<DP>());
+        constexpr size_t SHARED = window_shared<DP, 4>();
+        int status = allow_shared(window_grad_kernel<DP>, SHARED);
         if (status)
             return status;
-        window_grad_kernel<DP><<<window_grid(s), WINDOW_BLOCK, window_grad_shared<DP>(), task.stream>>>(
-            s, (const bf16 *)task.dy, (const bf16 *)task.q, (const bf16 *)task.k, (const bf16 *)task.v, (const bf16 *)task.o, task.lse,
-            (bf16 *)task.dq, (bf16 *)task.dk, (bf16 *)task.dv);
+        window_grad_kernel<DP><<<window_grid(s), WINDOW_BLOCK, SHARED, task.stream>>>(
+            s, (const bf16 *)task.dy, (const bf16 *)task.q, (const bf16 *)task.k, (const bf16 *)task.v, task.lse, (bf16 *)task.dq,
+            (bf16 *)task.dk, (bf16 *)task.dv);
         return launched();
     });
 }

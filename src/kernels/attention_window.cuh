@@ -2,14 +2,14 @@
  *
  *     VLA_MASK_FULL, no segment longer than 64 rows, as many kv heads as heads: q, k, v, o, do, gradients [N, ...]
  *
- * Bound by memory: every operand is read once and every result written once, 8 D bytes a row and head forward, 16 D backward
- * (o is read for delta = rowsum(do o), which therefore needs no kernel of its own).
+ * Bound by memory: every operand is read once and every result written once, 8 D bytes a row and head forward, 14 D backward.
+ * o is not read: a warp has all p and dp of its rows, so delta = rowsum(do o) = rowsum(p dp), without o's rounding.
  *
- * A block takes the whole segments that begin in 64 neighbouring rows, for one head, up to 80 rows at a time. They are cut
- * into strips of at most 16 rows, each inside one segment or made of several whole segments; a warp takes a strip together
- * with all keys (or queries) of its segments, at most 64, so that no softmax is rescaled and nothing is added by two warps:
- * the order of every sum is fixed. Backward goes by key strips: scores transposed, P^T and dS^T in registers, dv = P^T do,
- * dk = dS^T q; dS^T is left where the strip's v was, and a second round over the same strips makes dq = dS k.
+ * A block takes the whole segments that begin in 64 neighbouring rows, for a few neighbouring heads. They are cut into chunks,
+ * each one segment of 17 to 64 rows, or up to four slots of at most 16 rows in short segments; which is done once for all
+ * heads. A warp has 16 rows of a chunk, a slot of it, as queries with all keys that they see (64 rows, or its own 16), so that
+ * no softmax is rescaled, and then as keys with all queries: nothing is added by two warps, the order of every sum is fixed.
+ * Loads and arithmetic of a block alternate; the blocks of a multiprocessor (five forward, four backward) fill each other's gaps.
  */
 #ifndef VLAI_ATTENTION_WINDOW_CUH
 #define VLAI_ATTENTION_WINDOW_CUH
@@ -21,29 +21,55 @@ enum {
     WINDOW_LONGEST = 64,
     WINDOW_ANCHOR = 64, /* a block's segments begin in so many rows */
     WINDOW_SEEN = 128,  /* they end in fewer: WINDOW_ANCHOR - 1 + WINDOW_LONGEST */
-    WINDOW_ROWS = 80,   /* rows in shared memory at a time: segments of 64 and 16 */
-    WINDOW_BUFFER = WINDOW_ROWS + 16, /* operands are read 16 rows at a time: zeros after the last row */
-    WINDOW_STRIPS = 32  /* at most 3 per 18 rows (segments of 17 and 1 by turns) */
+    WINDOW_SLOTS = 4,   /* of 16 rows, one to a warp */
+    WINDOW_ROWS = WINDOW_SLOTS * 16,
+    WINDOW_CHUNKS = 16, /* at most 15: segments of 1 and 17 rows by turns */
+    WINDOW_HEADS = 2    /* of a block */
 };
 
-/* Rows of the buffer: its own, and those of its segments. */
-struct window_strip {
-    short row, rows, first, count;
-    bool whole; /* 16 own rows of one segment whose length is a multiple of 16: nothing to mask */
+/* slot: first row, from the anchor, and rows. Rows of a slot that do not exist are zeros in shared memory. */
+struct window_chunk {
+    short2 slot[WINDOW_SLOTS];
+    int wide; /* rows of the one segment; 0: short segments */
 };
 
 /* What a block knows of its rows. */
-struct window_tile {
-    short2 seen[WINDOW_SEEN];     /* by row from the anchor: first and end of the segment; first == end: sees nothing */
-    window_strip strip[WINDOW_STRIPS];
-    int strips, begin, end;       /* of the rows now in shared memory, from the anchor */
-    float top[WINDOW_BUFFER], mean[WINDOW_BUFFER]; /* lse in powers of 2 and delta, by row of the buffer */
+struct window_plan {
+    short2 seen[WINDOW_SEEN]; /* by row from the anchor: first and end of the segment; first == end: sees nothing */
+    window_chunk chunk[WINDOW_CHUNKS];
+    int chunks;
+    short bound[2];
 };
 
-/* Segments of the rows from `anchor` on, by row. Returns the rows, from the anchor, between which the block's segments lie. */
-__device__ inline int2 window_segments(const attention_shape &s, int64_t anchor, window_tile &tile)
+/* By one thread: the segments from row `begin` to row `end`, as chunks. */
+__device__ inline void window_cut(window_plan &plan, int begin, int end)
 {
-    __shared__ short bound[2];
+    int chunks = 0, slots = 0;
+    short2 *open = nullptr; /* a slot that the next short segment may join */
+    for (int at = begin, length; at < end && chunks < WINDOW_CHUNKS; at += length) {
+        short2 seen = plan.seen[at];
+        length = seen.y > at ? seen.y - at : 1;
+        length = length > WINDOW_LONGEST ? WINDOW_LONGEST : length;
+        length = length > end - at ? end - at : length;
+        if (open && open->y + length <= 16) {
+            open->y = (short)(open->y + length);
+            continue;
+        }
+        if (!open || length > 16 || slots == WINDOW_SLOTS) {
+            plan.chunk[chunks++] = {{}, length > 16 ? length : 0};
+            slots = 0;
+        }
+        window_chunk &chunk = plan.chunk[chunks - 1];
+        for (int done = 0; done < length; done += 16)
+            chunk.slot[slots++] = make_short2((short)(at + done), (short)(length - done < 16 ? length - done : 16));
+        open = chunk.wide ? nullptr : &chunk.slot[slots - 1];
+    }
+    plan.chunks = chunks;
+}
+
+/* Segments of the rows from `anchor` on. */
+__device__ inline void window_prepare(const attention_shape &s, int64_t anchor, window_plan &plan)
+{
     static_assert(WINDOW_BLOCK == WINDOW_SEEN, "a row to a thread");
     int row = threadIdx.x;
     int64_t i = anchor + row;
@@ -51,310 +77,347 @@ __device__ inline int2 window_segments(const attention_shape &s, int64_t anchor,
     bool sees = span.y > span.x && span.x <= i && span.y > i;
     int first = sees ? (int)(span.x - anchor) : row, end = sees ? (int)(span.y - anchor) : row;
     end = end > WINDOW_SEEN ? WINDOW_SEEN : end; /* of a segment that another block has */
-    tile.seen[row] = make_short2((short)first, (short)end);
+    plan.seen[row] = make_short2((short)first, (short)end);
     /* The segment that holds row 0 or WINDOW_ANCHOR is another block's unless it begins there. */
     if (row == 0 || row == WINDOW_ANCHOR) {
         int at = first < row ? end : row;
-        bound[row != 0] = (short)(anchor + at > s.queries ? s.queries - anchor : at);
+        plan.bound[row != 0] = (short)(anchor + at > s.queries ? s.queries - anchor : at);
     }
     __syncthreads();
-    return make_int2(bound[0] < 0 ? 0 : bound[0], bound[1]);
+    if (threadIdx.x == 0)
+        window_cut(plan, plan.bound[0], plan.bound[1]);
+    __syncthreads();
 }
 
-/* By one thread: the next whole segments from `begin` that fit into the buffer, as strips. */
-__device__ inline void window_cut(window_tile &tile, int begin, int end)
+/* x, which the compiler takes for new: what follows from it is computed where it is needed, and takes no registers in between. */
+__device__ inline int window_hidden(int x)
 {
-    int at = begin, n = 0;
-    window_strip open = {}; /* short segments, the last of which may be followed by another */
-    while (at < end) {
-        short2 seen = tile.seen[at];
-        int length = seen.y > seen.x ? seen.y - at : 1;
-        length = length > WINDOW_LONGEST ? WINDOW_LONGEST : length;
-        length = length > end - at ? end - at : length;
-        if (at + length - begin > WINDOW_ROWS || n + 1 + (length + 15) / 16 > WINDOW_STRIPS)
-            break;
-        int row = at - begin;
-        at += length;
-        if (length < 16 && open.rows + length <= 16) {
-            open.row = open.rows ? open.row : (short)row;
-            open.rows += (short)length;
-            continue;
-        }
-        if (open.rows) {
-            open.first = open.row;
-            open.count = open.rows;
-            tile.strip[n++] = open;
-            open.rows = 0;
-        }
-        if (length < 16) {
-            open.row = (short)row;
-            open.rows = (short)length;
-            continue;
-        }
-        window_strip strip = {(short)row, 16, (short)row, (short)length, length % 16 == 0 && seen.y > seen.x};
-        for (int left = length; left > 0; left -= 16, strip.row += 16) {
-            strip.rows = (short)(left < 16 ? left : 16);
-            tile.strip[n++] = strip;
-        }
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
+__device__ inline int window_lane()
+{
+    return window_hidden(threadIdx.x % WARP);
+}
+
+/* A warp's slot of a chunk. Its queries see a window of keys: the whole buffer, or the slot itself. */
+struct window_slot {
+    int row, rows;       /* from the anchor */
+    int low[2], high[2]; /* what this lane's two rows see of the window */
+};
+
+__device__ inline window_slot window_slot_of(const window_plan &plan, const window_chunk &chunk)
+{
+    short2 mine = chunk.slot[threadIdx.x / WARP];
+    window_slot slot = {mine.x, mine.y};
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int row = threadIdx.x % WARP / 4 + 8 * r;
+        short2 seen = !chunk.wide && row < slot.rows ? plan.seen[slot.row + row] : make_short2((short)slot.row, (short)slot.row);
+        slot.low[r] = seen.x - slot.row;
+        slot.high[r] = chunk.wide ? chunk.wide : seen.y - slot.row;
     }
-    if (open.rows) {
-        open.first = open.row;
-        open.count = open.rows;
-        tile.strip[n++] = open;
+    return slot;
+}
+
+/* The slot's first row. */
+__device__ inline int64_t window_first(const window_slot &slot)
+{
+    return (int64_t)blockIdx.y * WINDOW_ANCHOR + window_hidden(slot.row);
+}
+
+/* Rows in shared memory are padded so that the eight that one ldmatrix reads lie in different banks. */
+template <int DP> constexpr int WINDOW_PITCH = DP + 8;
+template <int DP> constexpr int WINDOW_TILE = WINDOW_ROWS * WINDOW_PITCH<DP>;
+
+/* Shared memory of `tiles` operands. */
+template <int DP, int TILES> constexpr size_t window_shared()
+{
+    return TILES * WINDOW_TILE<DP> * sizeof(bf16) + sizeof(window_plan);
+}
+
+/* The slot's rows of an operand in the background; `from`: its first row. */
+template <int DP> __device__ inline void window_load(bf16 *to, const bf16 *from, int rows, int64_t stride, int dim, int lane)
+{
+    constexpr int PIECES = DP / 8;
+#pragma unroll
+    for (int n = 0; n < PIECES / 2; n++) {
+        int i = lane + n * WARP, row = i / PIECES, piece = i % PIECES;
+        bool have = row < rows && piece * 8 < dim;
+        copy_async<16>(to + row * WINDOW_PITCH<DP> + piece * 8, have ? from + row * (int)stride + piece * 8 : from, have);
     }
-    tile.strips = n;
-    tile.begin = begin;
-    tile.end = at;
 }
 
-/* First operand [16][16]: rows from `row`, the last of `rows` again for those past it. */
-template <int DP> __device__ inline void window_first(uint32_t (&r)[4], const bf16 *tile, int row, int rows, int piece)
+/* Lane's address in 16 rows and columns from `at` on: of a first operand, and of a transposed second one. */
+template <int DP> __device__ inline const bf16 *window_along(const bf16 *at)
 {
-    int lane = threadIdx.x % WARP, at = lane % 16 < rows ? lane % 16 : rows - 1;
-    load_fragments(r, tile + row_piece<DP>(row + at, piece + lane / 16));
+    int lane = window_lane();
+    return at + lane % 16 * WINDOW_PITCH<DP> + lane / 16 * 8;
 }
 
-/* x [16][64] = rows of `a` (16 from the strip's first) times rows `first`.. of b, as many blocks of 16 as `count` needs. */
-template <int DP>
-__device__ inline void window_scores(float (&x)[8][4], const bf16 *a, const bf16 *b, const window_strip &strip)
+/* The same of a second operand as it lies, and of a transposed first one. */
+template <int DP> __device__ inline const bf16 *window_across(const bf16 *at)
 {
+    int lane = window_lane();
+    return at + (lane / 16 * 8 + lane % 8) * WINDOW_PITCH<DP> + lane / 8 % 2 * 8;
+}
+
+/* x [16][KEYS] = 16 rows of a times KEYS rows of b. */
+template <int DP, int KEYS> __device__ inline void window_scores(float (&x)[KEYS / 8][4], const bf16 *a, const bf16 *b)
+{
+    a = window_along<DP>(a);
+    b = window_across<DP>(b);
 #pragma unroll
     for (int k = 0; k < DP / 16; k++) {
         uint32_t fa[4], fb[4];
-        window_first<DP>(fa, a, strip.row, strip.rows, 2 * k);
+        load_fragments(fa, a + 16 * k);
 #pragma unroll
-        for (int j = 0; j < 4; j++)
-            if (16 * j < strip.count) {
-                rows_second<DP>(fb, b, strip.first + 16 * j, 2 * k);
-                multiply(x[2 * j], fa, fb[0], fb[1]);
-                multiply(x[2 * j + 1], fa, fb[2], fb[3]);
-            }
+        for (int j = 0; j < KEYS / 16; j++) {
+            load_fragments(fb, b + 16 * j * WINDOW_PITCH<DP> + 16 * k);
+            multiply(x[2 * j], fa, fb[0], fb[1]);
+            multiply(x[2 * j + 1], fa, fb[2], fb[3]);
+        }
     }
 }
 
-/* acc [16][DP] += p [16][64] times rows `first`.. of b. */
-template <int DP>
-__device__ inline void window_product(float (&acc)[DP / 8][4], const uint32_t (&p)[4][4], const bf16 *b, const window_strip &strip)
+/* p [16][KEYS] times KEYS rows of b, times a factor by row, rounded: y[j]: this lane's two rows of columns 8 j... */
+template <int DP, int KEYS>
+__device__ inline void window_product(uint32_t (&y)[DP / 8][2], const uint32_t (&p)[KEYS / 16][4], const bf16 *b, float factor0, float factor1)
 {
+    float acc[DP / 8][4] = {};
+    b = window_along<DP>(b);
 #pragma unroll
-    for (int k = 0; k < 4; k++)
-        if (16 * k < strip.count)
+    for (int k = 0; k < KEYS / 16; k++)
 #pragma unroll
-            for (int j = 0; j < DP / 16; j++) {
-                uint32_t fb[4];
-                rows_transposed<DP>(fb, b, strip.first + 16 * k, 2 * j);
-                multiply(acc[2 * j], p[k], fb[0], fb[1]);
-                multiply(acc[2 * j + 1], p[k], fb[2], fb[3]);
+        for (int j = 0; j < DP / 16; j++) {
+            uint32_t fb[4];
+            load_fragments_transposed(fb, b + 16 * k * WINDOW_PITCH<DP> + 16 * j);
+            multiply(acc[2 * j], p[k], fb[0], fb[1]);
+            multiply(acc[2 * j + 1], p[k], fb[2], fb[3]);
+        }
+#pragma unroll
+    for (int j = 0; j < DP / 8; j++) {
+        y[j][0] = pack_pair(acc[j][0] * factor0, acc[j][1] * factor0);
+        y[j][1] = pack_pair(acc[j][2] * factor1, acc[j][3] * factor1);
+    }
+}
+
+/* x [16][8 N] of this lane to columns 0.. of 16 rows of shared memory. */
+template <int DP, int N> __device__ inline void window_put(bf16 *rows, const uint32_t (&x)[N][2])
+{
+    int lane = window_lane();
+    bf16 *to = rows + lane / 4 * WINDOW_PITCH<DP> + lane % 4 * 2;
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+        *reinterpret_cast<uint32_t *>(to + 8 * j) = x[j][0];
+        *reinterpret_cast<uint32_t *>(to + 8 * WINDOW_PITCH<DP> + 8 * j) = x[j][1];
+    }
+}
+
+/* The first `rows` of 16 rows of shared memory that the warp has put there. */
+template <int DP> __device__ inline void window_store(bf16 *to, int64_t stride, int dim, const bf16 *from, int rows, int lane)
+{
+    constexpr int PIECES = DP / 8;
+#pragma unroll
+    for (int n = 0; n < PIECES / 2; n++) {
+        int i = lane + n * WARP, row = i / PIECES, piece = i % PIECES;
+        if (row < rows && piece * 8 < dim)
+            *reinterpret_cast<uint4 *>(to + row * (int)stride + piece * 8) = *reinterpret_cast<const uint4 *>(from + row * WINDOW_PITCH<DP> + piece * 8);
+    }
+}
+
+template <int KEYS> __device__ inline bool window_sees(const window_slot &slot, int r, int c)
+{
+    return KEYS > 16 ? c < slot.high[0] : c >= slot.low[r] && c < slot.high[r];
+}
+
+/* A warp's queries: o, left where q was, and lse of the `rows` first. */
+template <int DP, int KEYS>
+__device__ inline void window_attend(const attention_shape &s, const window_slot &slot, bf16 *q, const bf16 *k, const bf16 *v, float *lse)
+{
+    int lane = window_lane(), g = lane / 4, t = lane % 4;
+    float x[KEYS / 8][4] = {}, top[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0}, scale = s.scale * LOG2E;
+    window_scores<DP, KEYS>(x, q, k);
+#pragma unroll
+    for (int j = 0; j < KEYS / 8; j++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            x[j][e] = window_sees<KEYS>(slot, e / 2, j * 8 + 2 * t + e % 2) ? x[j][e] * scale : -INFINITY;
+            top[e / 2] = fmaxf(top[e / 2], x[j][e]);
+        }
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        top[r] = fmaxf(top[r], __shfl_xor_sync(0xFFFFFFFFu, top[r], 1));
+        top[r] = fmaxf(top[r], __shfl_xor_sync(0xFFFFFFFFu, top[r], 2));
+        float base = top[r] == -INFINITY ? 0.0f : top[r];
+#pragma unroll
+        for (int j = 0; j < KEYS / 8; j++)
+#pragma unroll
+            for (int e = 2 * r; e < 2 * r + 2; e++) {
+                x[j][e] = exp2_fast(x[j][e] - base);
+                sum[r] += x[j][e];
             }
+        sum[r] += __shfl_xor_sync(0xFFFFFFFFu, sum[r], 1);
+        sum[r] += __shfl_xor_sync(0xFFFFFFFFu, sum[r], 2);
+        if (lse && t == 0 && g + 8 * r < slot.rows)
+            lse[(int64_t)(g + 8 * r) * s.heads] = sum[r] > 0 ? (top[r] + log2f(sum[r])) * LN2 : -INFINITY;
+    }
+    uint32_t p[KEYS / 16][4], y[DP / 8][2];
+    rows_pack<KEYS / 16>(p, x);
+    window_product<DP, KEYS>(y, p, v, sum[0] > 0 ? 1.0f / sum[0] : 0.0f, sum[1] > 0 ? 1.0f / sum[1] : 0.0f);
+    __syncwarp();
+    window_put<DP>(q, y);
+    __syncwarp();
 }
 
-/* Is the pair visible? Rows of the buffer; offset: of the buffer's first row from the anchor. */
-__device__ inline bool window_sees(const window_tile &tile, int query, int key)
-{
-    short2 seen = tile.seen[tile.begin + query];
-    return key + tile.begin >= seen.x && key + tile.begin < seen.y;
-}
-
-template <int DP> constexpr size_t window_shared()
-{
-    return 3 * WINDOW_BUFFER * DP * sizeof(bf16) + sizeof(window_tile);
-}
-
-/* Forward. Grid: heads, anchors. */
+/* Forward. Grid: heads in groups of WINDOW_HEADS, anchors. */
 template <int DP>
-__global__ void __launch_bounds__(WINDOW_BLOCK, DP > 80 ? 2 : 4)
+__global__ void __launch_bounds__(WINDOW_BLOCK, DP > 80 ? 3 : 5)
     window_kernel(attention_shape s, const bf16 *q, const bf16 *k, const bf16 *v, bf16 *o, float *lse)
 {
     extern __shared__ __align__(16) unsigned char memory[];
-    bf16 *tile_q = (bf16 *)memory, *tile_k = tile_q + WINDOW_BUFFER * DP, *tile_v = tile_k + WINDOW_BUFFER * DP;
-    window_tile &tile = *(window_tile *)(tile_v + WINDOW_BUFFER * DP);
-    int head = blockIdx.x, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
-    int64_t anchor = (int64_t)blockIdx.y * WINDOW_ANCHOR;
-    float scale = s.scale * LOG2E;
-    q += (int64_t)head * s.dim;
-    k += (int64_t)head * s.dim;
-    v += (int64_t)head * s.dim;
-    int2 part = window_segments(s, anchor, tile);
-    for (int begin = part.x, rows; begin < part.y; begin += rows) {
-        /* All that the buffer holds is on its way before it is known where the last whole segment ends. */
-        int most = min(part.y - begin, (int)WINDOW_ROWS);
-        int64_t first = anchor + begin;
-        rows_load<DP>(tile_q, q + first * s.q_stride, most + 16, most, s.q_stride, s.dim);
-        rows_load<DP>(tile_k, k + first * s.kv_stride, most + 16, most, s.kv_stride, s.dim);
-        rows_load<DP>(tile_v, v + first * s.kv_stride, most + 16, most, s.kv_stride, s.dim);
-        copy_commit();
-        if (threadIdx.x == 0)
-            window_cut(tile, begin, part.y);
-        copy_wait<0>();
-        __syncthreads();
-        rows = tile.end - begin; /* at least one: a segment has at most WINDOW_LONGEST of them */
-        for (int at = warp; at < tile.strips; at += WINDOW_BLOCK / WARP) {
-            window_strip strip = tile.strip[at];
-            float x[8][4] = {}, top[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
-            window_scores<DP>(x, tile_q, tile_k, strip);
-#pragma unroll
-            for (int j = 0; j < 8; j++)
-#pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    int c = j * 8 + 2 * t + e % 2, r = g + e / 2 * 8;
-                    bool sees = c < strip.count && (strip.whole || (r < strip.rows && window_sees(tile, strip.row + r, strip.first + c)));
-                    x[j][e] = sees ? x[j][e] * scale : -INFINITY;
-                    top[e / 2] = fmaxf(top[e / 2], x[j][e]);
-                }
-#pragma unroll
-            for (int r = 0; r < 2; r++) {
-                top[r] = fmaxf(top[r], __shfl_xor_sync(0xFFFFFFFFu, top[r], 1));
-                top[r] = fmaxf(top[r], __shfl_xor_sync(0xFFFFFFFFu, top[r], 2));
-                float base = top[r] == -INFINITY ? 0.0f : top[r];
-#pragma unroll
-                for (int j = 0; j < 8; j++)
-#pragma unroll
-                    for (int e = 2 * r; e < 2 * r + 2; e++) {
-                        x[j][e] = exp2_fast(x[j][e] - base);
-                        sum[r] += x[j][e];
-                    }
-                sum[r] += __shfl_xor_sync(0xFFFFFFFFu, sum[r], 1);
-                sum[r] += __shfl_xor_sync(0xFFFFFFFFu, sum[r], 2);
-                if (lse && t == 0 && g + 8 * r < strip.rows)
-                    lse[(first + strip.row + g + 8 * r) * s.heads + head] = sum[r] > 0 ? (top[r] + log2f(sum[r])) * LN2 : -INFINITY;
-            }
-            uint32_t p[4][4];
-            rows_pack<4>(p, x);
-            float acc[DP / 8][4] = {};
-            window_product<DP>(acc, p, tile_v, strip);
+    bf16 *tile_q = (bf16 *)memory, *tile_k = tile_q + WINDOW_TILE<DP>, *tile_v = tile_k + WINDOW_TILE<DP>;
+    window_plan &plan = *(window_plan *)(tile_v + WINDOW_TILE<DP>);
+    int mine = threadIdx.x / WARP * 16 * WINDOW_PITCH<DP>, last = min((int)(blockIdx.x + 1) * WINDOW_HEADS, s.heads);
+    window_prepare(s, (int64_t)blockIdx.y * WINDOW_ANCHOR, plan);
+    for (int n = 0; n < plan.chunks; n++) {
+        const window_chunk &chunk = plan.chunk[n];
+        window_slot slot = window_slot_of(plan, chunk);
+        for (int head = blockIdx.x * WINDOW_HEADS; head < last; head++) {
+            int64_t first = window_first(slot), col = (int64_t)head * s.dim;
+            int lane = window_lane();
+            window_load<DP>(tile_q + mine, q + first * s.q_stride + col, slot.rows, s.q_stride, s.dim, lane);
+            window_load<DP>(tile_k + mine, k + first * s.kv_stride + col, slot.rows, s.kv_stride, s.dim, lane);
+            window_load<DP>(tile_v + mine, v + first * s.kv_stride + col, slot.rows, s.kv_stride, s.dim, lane);
+            copy_commit();
+            copy_wait<0>();
+            __syncthreads();
+            float *to = lse ? lse + first * s.heads + head : nullptr;
+            if (slot.rows && chunk.wide)
+                window_attend<DP, WINDOW_ROWS>(s, slot, tile_q + mine, tile_k, tile_v, to);
+            else if (slot.rows)
+                window_attend<DP, 16>(s, slot, tile_q + mine, tile_k + mine, tile_v + mine, to);
             if (o)
-                rows_store<DP>(o + (first + strip.row) * s.o_stride + (int64_t)head * s.dim, s.o_stride, s.dim, tile_q, strip.row,
-                                 strip.rows, acc, sum[0] > 0 ? 1.0f / sum[0] : 0.0f, sum[1] > 0 ? 1.0f / sum[1] : 0.0f);
+                window_store<DP>(o + first * s.o_stride + col, s.o_stride, s.dim, tile_q + mine, slot.rows, window_lane());
+            __syncthreads(); /* the tiles are free */
         }
-        __syncthreads(); /* buffers and strips are free */
     }
 }
 
-template <int DP> constexpr size_t window_grad_shared()
+/* p or dS of all queries for the warp's own keys, transposed, as first operands. */
+template <int DP, int KEYS> __device__ inline void window_columns(uint32_t (&f)[KEYS / 16][4], const bf16 *window)
 {
-    return (4 * WINDOW_BUFFER + WINDOW_BLOCK / WARP * 16) * DP * sizeof(bf16) + sizeof(window_tile);
+    const bf16 *at = window_across<DP>(window + (KEYS > 16 ? threadIdx.x / WARP * 16 : 0));
+#pragma unroll
+    for (int k = 0; k < KEYS / 16; k++)
+        load_fragments_transposed(f[k], at + 16 * k * WINDOW_PITCH<DP>);
 }
 
-/* Backward; dq, dk, dv: any may be NULL. Grid: heads, anchors. */
+/* A chunk's tiles; `mine`: offset of the warp's slot, `window`: of the keys and queries that belong to it. */
+struct window_tiles {
+    bf16 *q, *k, *v, *dy;
+    int mine, window;
+};
+
+/* A warp's gradients, through its rows of v and do. power: lse of its rows, in powers of 2. All warps of a block call it at
+ * once: p and dS pass from warp to warp in columns 0.. of v and k. */
+template <int DP, int KEYS>
+__device__ inline void window_differentiate(const attention_shape &s, const window_slot &slot, const window_tiles &tile, const float (&power)[2],
+                                            int head, bf16 *dq, bf16 *dk, bf16 *dv)
+{
+    int t = window_lane() % 4;
+    float x[KEYS / 8][4] = {}, dp[KEYS / 8][4] = {}, mean[2] = {0, 0}, scale = s.scale * LOG2E;
+    window_scores<DP, KEYS>(x, tile.q + tile.mine, tile.k + tile.window);
+    window_scores<DP, KEYS>(dp, tile.dy + tile.mine, tile.v + tile.window);
+#pragma unroll
+    for (int j = 0; j < KEYS / 8; j++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            bool sees = window_sees<KEYS>(slot, e / 2, j * 8 + 2 * t + e % 2);
+            x[j][e] = sees ? exp2_fast(x[j][e] * scale - power[e / 2]) : 0.0f;
+            mean[e / 2] += x[j][e] * dp[j][e];
+        }
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        mean[r] += __shfl_xor_sync(0xFFFFFFFFu, mean[r], 1);
+        mean[r] += __shfl_xor_sync(0xFFFFFFFFu, mean[r], 2);
+    }
+    uint32_t p[KEYS / 8][2], ds[KEYS / 8][2], f[KEYS / 16][4];
+#pragma unroll
+    for (int j = 0; j < KEYS / 8; j++)
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            float *px = &x[j][2 * r], *pd = &dp[j][2 * r];
+            p[j][r] = pack_pair(px[0], px[1]);
+            ds[j][r] = pack_pair(px[0] * (pd[0] - mean[r]), px[1] * (pd[1] - mean[r]));
+            f[j / 2][j % 2 * 2 + r] = ds[j][r];
+        }
+    __syncthreads(); /* nobody needs v */
+    window_put<DP>(tile.v + tile.mine, p);
+    uint32_t y[DP / 8][2], z[DP / 8][2];
+    window_product<DP, KEYS>(y, f, tile.k + tile.window, s.scale, s.scale);
+    __syncthreads(); /* p is there; nobody needs k */
+    window_put<DP>(tile.k + tile.mine, ds);
+    window_columns<DP, KEYS>(f, tile.v + tile.window);
+    window_product<DP, KEYS>(z, f, tile.dy + tile.window, 1.0f, 1.0f);
+    __syncthreads(); /* dS is there; nobody needs p and do */
+    window_put<DP>(tile.v + tile.mine, y);
+    window_put<DP>(tile.dy + tile.mine, z);
+    __syncwarp();
+    int lane = window_lane();
+    int64_t first = window_first(slot), col = (int64_t)head * s.dim;
+    if (dq)
+        window_store<DP>(dq + first * s.dq_stride + col, s.dq_stride, s.dim, tile.v + tile.mine, slot.rows, lane);
+    if (dv)
+        window_store<DP>(dv + first * s.dkv_stride + col, s.dkv_stride, s.dim, tile.dy + tile.mine, slot.rows, lane);
+    window_columns<DP, KEYS>(f, tile.k + tile.window);
+    window_product<DP, KEYS>(y, f, tile.q + tile.window, s.scale, s.scale);
+    __syncwarp();
+    window_put<DP>(tile.v + tile.mine, y);
+    __syncwarp();
+    if (dk)
+        window_store<DP>(dk + window_first(slot) * s.dkv_stride + col, s.dkv_stride, s.dim, tile.v + tile.mine, slot.rows, window_lane());
+    __syncthreads(); /* the tiles are free */
+}
+
+/* Backward; dq, dk, dv: any may be NULL. Grid: as forward. */
 template <int DP>
-__global__ void __launch_bounds__(WINDOW_BLOCK, DP > 80 ? 1 : 3)
-    window_grad_kernel(attention_shape s, const bf16 *dy, const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *o, const float *lse,
-                       bf16 *dq, bf16 *dk, bf16 *dv)
+__global__ void __launch_bounds__(WINDOW_BLOCK, DP > 80 ? 2 : 4)
+    window_grad_kernel(attention_shape s, const bf16 *dy, const bf16 *q, const bf16 *k, const bf16 *v, const float *lse, bf16 *dq, bf16 *dk,
+                       bf16 *dv)
 {
     extern __shared__ __align__(16) unsigned char memory[];
-    bf16 *tile_q = (bf16 *)memory, *tile_k = tile_q + WINDOW_BUFFER * DP, *tile_v = tile_k + WINDOW_BUFFER * DP;
-    bf16 *tile_dy = tile_v + WINDOW_BUFFER * DP, *mine = tile_dy + WINDOW_BUFFER * DP + threadIdx.x / WARP * 16 * DP;
-    window_tile &tile = *(window_tile *)(tile_dy + (WINDOW_BUFFER + WINDOW_BLOCK / WARP * 16) * DP);
-    int head = blockIdx.x, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
-    int64_t anchor = (int64_t)blockIdx.y * WINDOW_ANCHOR, col = (int64_t)head * s.dim;
-    float scale = s.scale * LOG2E;
-    int2 part = window_segments(s, anchor, tile);
-    for (int begin = part.x, rows; begin < part.y; begin += rows) {
-        /* All that the buffer holds is on its way before it is known where the last whole segment ends. */
-        int most = min(part.y - begin, (int)WINDOW_ROWS);
-        int64_t first = anchor + begin;
-        rows_load<DP>(tile_dy, dy + col + first * s.o_stride, most + 16, most, s.o_stride, s.dim);
-        rows_load<DP>(tile_q, q + col + first * s.q_stride, most + 16, most, s.q_stride, s.dim);
-        rows_load<DP>(tile_k, k + col + first * s.kv_stride, most + 16, most, s.kv_stride, s.dim);
-        rows_load<DP>(tile_v, v + col + first * s.kv_stride, most + 16, most, s.kv_stride, s.dim);
-        copy_commit();
-
-        /* delta: o straight from memory while the rest is on its way. */
-        int row = threadIdx.x / 2;
-        row_half<DP> out;
-        out.load(o + (first + row) * s.o_stride + col, row < most, s.dim);
-        float top = row < most ? lse[(first + row) * s.heads + head] * LOG2E : 0.0f;
-        if (threadIdx.x == 0)
-            window_cut(tile, begin, part.y);
-        copy_wait<0>();
-        __syncthreads();
-        rows = tile.end - begin; /* at least one: a segment has at most WINDOW_LONGEST of them */
-        for (; row < WINDOW_BUFFER; row += WINDOW_BLOCK / 2) {
-            float sum = out.product(tile_dy, row < most ? row : 0);
-            if (threadIdx.x % 2 == 0) {
-                tile.top[row] = top;
-                tile.mean[row] = row < most ? sum : 0.0f;
+    bf16 *tiles = (bf16 *)memory;
+    int mine = threadIdx.x / WARP * 16 * WINDOW_PITCH<DP>, last = min((int)(blockIdx.x + 1) * WINDOW_HEADS, s.heads);
+    window_tiles tile = {tiles, tiles + WINDOW_TILE<DP>, tiles + 2 * WINDOW_TILE<DP>, tiles + 3 * WINDOW_TILE<DP>, mine, 0};
+    window_plan &plan = *(window_plan *)(tiles + 4 * WINDOW_TILE<DP>);
+    window_prepare(s, (int64_t)blockIdx.y * WINDOW_ANCHOR, plan);
+    for (int n = 0; n < plan.chunks; n++) {
+        const window_chunk &chunk = plan.chunk[n];
+        window_slot slot = window_slot_of(plan, chunk);
+        tile.window = chunk.wide ? 0 : mine;
+        for (int head = blockIdx.x * WINDOW_HEADS; head < last; head++) {
+            int64_t first = window_first(slot), col = (int64_t)head * s.dim;
+            int lane = window_lane();
+            window_load<DP>(tile.q + mine, q + first * s.q_stride + col, slot.rows, s.q_stride, s.dim, lane);
+            window_load<DP>(tile.k + mine, k + first * s.kv_stride + col, slot.rows, s.kv_stride, s.dim, lane);
+            window_load<DP>(tile.v + mine, v + first * s.kv_stride + col, slot.rows, s.kv_stride, s.dim, lane);
+            window_load<DP>(tile.dy + mine, dy + first * s.o_stride + col, slot.rows, s.o_stride, s.dim, lane);
+            copy_commit();
+            float power[2]; /* infinite for rows that do not exist: p = 0 */
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                int row = threadIdx.x % WARP / 4 + 8 * r;
+                power[r] = row < slot.rows ? lse[(first + row) * s.heads + head] * LOG2E : INFINITY;
             }
-            int next = row + WINDOW_BLOCK / 2;
-            out.load(o + (first + next) * s.o_stride + col, next < most, s.dim);
-            top = next < most ? lse[(first + next) * s.heads + head] * LOG2E : 0.0f;
+            copy_wait<0>();
+            __syncthreads();
+            if (chunk.wide)
+                window_differentiate<DP, WINDOW_ROWS>(s, slot, tile, power, head, dq, dk, dv);
+            else
+                window_differentiate<DP, 16>(s, slot, tile, power, head, dq, dk, dv);
         }
-        __syncthreads();
-
-        for (int at = warp; at < tile.strips; at += WINDOW_BLOCK / WARP) {
-            window_strip strip = tile.strip[at]; /* of keys; columns are queries */
-            float x[8][4] = {}, dp[8][4] = {};
-            window_scores<DP>(x, tile_k, tile_q, strip);
-            window_scores<DP>(dp, tile_v, tile_dy, strip);
-#pragma unroll
-            for (int j = 0; j < 8; j++)
-#pragma unroll
-                for (int e = 0; e < 2; e++) {
-                    int c = j * 8 + 2 * t + e;
-                    bool inside = c < strip.count;
-                    float power = inside ? tile.top[strip.first + c] : 0.0f, mean = inside ? tile.mean[strip.first + c] : 0.0f;
-#pragma unroll
-                    for (int r = 0; r < 2; r++) {
-                        bool sees = inside && (strip.whole || (g + 8 * r < strip.rows &&
-                                                               window_sees(tile, strip.first + c, strip.row + g + 8 * r)));
-                        float p = sees ? exp2_fast(x[j][2 * r + e] * scale - power) : 0.0f;
-                        x[j][2 * r + e] = p;
-                        dp[j][2 * r + e] = sees ? p * (dp[j][2 * r + e] - mean) : 0.0f;
-                    }
-                }
-            uint32_t p[4][4], ds[4][4];
-            rows_pack<4>(p, x);
-            rows_pack<4>(ds, dp);
-            int64_t to = first + strip.row;
-            if (dv) {
-                float acc[DP / 8][4] = {};
-                window_product<DP>(acc, p, tile_dy, strip);
-                rows_store<DP>(dv + to * s.dkv_stride + col, s.dkv_stride, s.dim, mine, 0, strip.rows, acc, 1.0f, 1.0f);
-            }
-            if (dk) {
-                float acc[DP / 8][4] = {};
-                window_product<DP>(acc, ds, tile_q, strip);
-                rows_store<DP>(dk + to * s.dkv_stride + col, s.dkv_stride, s.dim, mine, 0, strip.rows, acc, s.scale, s.scale);
-            }
-            __syncwarp();
-#pragma unroll
-            for (int j = 0; j < 8; j++) {
-                if (g < strip.rows)
-                    *reinterpret_cast<uint32_t *>(tile_v + row_piece<DP>(strip.row + g, j) + 2 * t) = ds[j / 2][j % 2 * 2];
-                if (g + 8 < strip.rows)
-                    *reinterpret_cast<uint32_t *>(tile_v + row_piece<DP>(strip.row + g + 8, j) + 2 * t) = ds[j / 2][j % 2 * 2 + 1];
-            }
-        }
-        __syncthreads(); /* dS^T of all strips is there */
-        for (int at = warp; dq && at < tile.strips; at += WINDOW_BLOCK / WARP) {
-            window_strip strip = tile.strip[at]; /* of queries */
-            float acc[DP / 8][4] = {};
-            int piece = (strip.row - strip.first) / 8;
-#pragma unroll
-            for (int k = 0; k < 4; k++)
-                if (16 * k < strip.count) {
-                    uint32_t fs[4];
-                    load_fragments_transposed(fs, tile_v + row_piece<DP>(strip.first + 16 * k + lane / 16 * 8 + lane % 8, piece + lane / 8 % 2));
-                    if (16 * k + 16 > strip.count) { /* rows of other segments */
-#pragma unroll
-                        for (int h = 0; h < 2; h++) {
-                            int key = 16 * k + 8 * h + 2 * t;
-                            uint32_t keep = (key < strip.count ? 0xFFFFu : 0u) | (key + 1 < strip.count ? 0xFFFF0000u : 0u);
-                            fs[2 * h] &= keep;
-                            fs[2 * h + 1] &= keep;
-                        }
-                    }
-#pragma unroll
-                    for (int j = 0; j < DP / 16; j++) {
-                        uint32_t fb[4];
-                        rows_transposed<DP>(fb, tile_k, strip.first + 16 * k, 2 * j);
-                        multiply(acc[2 * j], fs, fb[0], fb[1]);
-                        multiply(acc[2 * j + 1], fs, fb[2], fb[3]);
-                    }
-                }
-            rows_store<DP>(dq + (first + strip.row) * s.dq_stride + col, s.dq_stride, s.dim, mine, 0, strip.rows, acc, s.scale, s.scale);
-        }
-        __syncthreads(); /* buffers and strips are free */
     }
 }
 

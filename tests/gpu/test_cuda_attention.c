@@ -10,6 +10,10 @@
  * the terms' absolute values, in which dp and delta count by the absolute values of what they sum, so that a gradient that
  * is truly zero (one key) may be as far off as the terms that cancel in it allow.
  *
+ * The twin's delta = rowsum(do o) has the rounding of o in it, delta = rowsum(p dp) has none: ds of a query differ by p times
+ * one and the same error, of size u sqrt(sum of (do o)^2). In dk and dq it counts as a term more: sum p k of a query is at most
+ * sqrt(sum p k^2), since sum p = 1.
+ *
  * Own kernels also give the same bits twice. Rows that belong to no segment come out as 0, lse -inf. Nothing else is written. */
 #include "gpu/cuda_test.h"
 
@@ -134,25 +138,26 @@ static sums sums_from(const sums *s, int64_t i)
     return (sums){s->squares + i, s->absolute + i};
 }
 
-/* dim terms: factor x[c], whose size is that of `size` |x[c]|. */
-static void add(sums to, int64_t dim, const float *x, double factor, double size)
+/* dim terms: factor x[c], whose size is that of `size` |x[c]|; square: of the factor. */
+static void add(sums to, int64_t dim, const float *x, double square, double size)
 {
     for (int64_t c = 0; c < dim; c++) {
-        double term = factor * (double)x[c];
-        to.squares[c] += term * term;
+        to.squares[c] += square * (double)x[c] * (double)x[c];
         to.absolute[c] += size * fabs((double)x[c]);
     }
 }
 
-static double product(int64_t dim, const float *a, const float *b, double *size)
+static double product(int64_t dim, const float *a, const float *b, double *size, double *squares)
 {
-    double sum = 0, absolute = 0;
+    double sum = 0, absolute = 0, square = 0;
     for (int64_t c = 0; c < dim; c++) {
         double x = (double)a[c] * (double)b[c];
         sum += x;
         absolute += fabs(x);
+        square += x * x;
     }
     *size = absolute;
+    *squares = square;
     return sum;
 }
 
@@ -170,17 +175,20 @@ static void weigh(const problem *p, const tables *t, const tensor *qkv, const te
         for (int h = 0; h < p->heads; h++) {
             int64_t col = h * dim, kv = h / (p->heads / p->kv_heads) * dim;
             const float *my_q = q.at + i * q.stride + col, *my_y = y.at + i * wide + col;
-            double around, most = 0, delta = product(dim, my_y, out.at + i * wide + col, &around);
+            double around, walk, most = 0, delta = product(dim, my_y, out.at + i * wide + col, &around, &walk);
             for (int64_t j = rows[2 * i]; j < rows[2 * i + 1]; j++) {
                 const float *my_k = k.at + j * k.stride + kv, *my_v = v.at + j * v.stride + kv;
-                double size, dp_size, x = product(dim, my_q, my_k, &size), dp = product(dim, my_y, my_v, &dp_size);
+                double size, dp_size, unused, x = product(dim, my_q, my_k, &size, &unused), dp = product(dim, my_y, my_v, &dp_size, &unused);
                 most = fmax(most, size * scale);
                 double prob = exp(x * scale - (double)lse[i * p->heads + h]);
                 double ds = scale * prob * (dp - delta), ds_size = scale * prob * (dp_size + around);
-                add(sums_from(of_o, i * wide + col), dim, my_v, prob, prob);
-                add(sums_from(&of_grad[to_q.result], i * grad[to_q.result].shape[1] + to_q.first + col), dim, my_k, ds, ds_size);
-                add(sums_from(&of_grad[to_k.result], j * grad[to_k.result].shape[1] + to_k.first + kv), dim, my_q, ds, ds_size);
-                add(sums_from(&of_grad[to_v.result], j * grad[to_v.result].shape[1] + to_v.first + kv), dim, my_y, prob, prob);
+                double noise = scale * scale * walk * prob;
+                add(sums_from(of_o, i * wide + col), dim, my_v, prob * prob, prob);
+                add(sums_from(&of_grad[to_q.result], i * grad[to_q.result].shape[1] + to_q.first + col), dim, my_k,
+                    ds * ds + noise, ds_size);
+                add(sums_from(&of_grad[to_k.result], j * grad[to_k.result].shape[1] + to_k.first + kv), dim, my_q,
+                    ds * ds + noise * prob, ds_size);
+                add(sums_from(&of_grad[to_v.result], j * grad[to_v.result].shape[1] + to_v.first + kv), dim, my_y, prob * prob, prob);
             }
             score[i * p->heads + h] = most;
         }
