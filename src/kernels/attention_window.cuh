@@ -181,11 +181,10 @@ template <int DP, int KEYS> __device__ inline void window_scores(float (&x)[KEYS
     }
 }
 
-/* p [16][KEYS] times KEYS rows of b, times a factor by row, rounded: y[j]: this lane's two rows of columns 8 j... */
+/* acc [16][DP] = p [16][KEYS] times KEYS rows of b. */
 template <int DP, int KEYS>
-__device__ inline void window_product(uint32_t (&y)[DP / 8][2], const uint32_t (&p)[KEYS / 16][4], const bf16 *b, float factor0, float factor1)
+__device__ inline void window_product(float (&acc)[DP / 8][4], const uint32_t (&p)[KEYS / 16][4], const bf16 *b)
 {
-    float acc[DP / 8][4] = {};
     b = window_along<DP>(b);
 #pragma unroll
     for (int k = 0; k < KEYS / 16; k++)
@@ -196,11 +195,6 @@ __device__ inline void window_product(uint32_t (&y)[DP / 8][2], const uint32_t (
             multiply(acc[2 * j], p[k], fb[0], fb[1]);
             multiply(acc[2 * j + 1], p[k], fb[2], fb[3]);
         }
-#pragma unroll
-    for (int j = 0; j < DP / 8; j++) {
-        y[j][0] = pack_pair(acc[j][0] * factor0, acc[j][1] * factor0);
-        y[j][1] = pack_pair(acc[j][2] * factor1, acc[j][3] * factor1);
-    }
 }
 
 /* x [16][8 N] of this lane to columns 0.. of 16 rows of shared memory. */
@@ -215,16 +209,23 @@ template <int DP, int N> __device__ inline void window_put(bf16 *rows, const uin
     }
 }
 
-/* The first `rows` of 16 rows of shared memory that the warp has put there. */
-template <int DP> __device__ inline void window_store(bf16 *to, int64_t stride, int dim, const bf16 *from, int rows, int lane)
+/* The first `rows` of a warp's 16 rows of results, from `to` on: pairs of lanes exchange so that the four of a row write 32 bytes. */
+template <int DP>
+__device__ inline void window_store(bf16 *to, int64_t stride, int dim, int rows, const float (&x)[DP / 8][4], float factor0, float factor1)
 {
-    constexpr int PIECES = DP / 8;
+    int lane = window_lane(), g = lane / 4, t = lane % 4, odd = t % 2, first = odd * 6 + t * 2;
+    to += g * (int)stride + first;
 #pragma unroll
-    for (int n = 0; n < PIECES / 2; n++) {
-        int i = lane + n * WARP, row = i / PIECES, piece = i % PIECES;
-        if (row < rows && piece * 8 < dim)
-            *reinterpret_cast<uint4 *>(to + row * (int)stride + piece * 8) = *reinterpret_cast<const uint4 *>(from + row * WINDOW_PITCH<DP> + piece * 8);
-    }
+    for (int j = 0; j < DP / 8; j += 2)
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            float factor = r ? factor1 : factor0;
+            uint32_t a = pack_pair(x[j][2 * r] * factor, x[j][2 * r + 1] * factor);
+            uint32_t b = pack_pair(x[j + 1][2 * r] * factor, x[j + 1][2 * r + 1] * factor);
+            uint32_t other = __shfl_xor_sync(0xFFFFFFFFu, odd ? a : b, 1);
+            if (g + 8 * r < rows && 8 * j + first < dim)
+                *reinterpret_cast<uint2 *>(to + 8 * r * stride + 8 * j) = odd ? make_uint2(other, b) : make_uint2(a, other);
+        }
 }
 
 template <int KEYS> __device__ inline bool window_sees(const window_slot &slot, int r, int c)
@@ -232,9 +233,9 @@ template <int KEYS> __device__ inline bool window_sees(const window_slot &slot, 
     return KEYS > 16 ? c < slot.high[0] : c >= slot.low[r] && c < slot.high[r];
 }
 
-/* A warp's queries: o, left where q was, and lse of the `rows` first. */
+/* A warp's queries. o, lse: of the first of them, or NULL. */
 template <int DP, int KEYS>
-__device__ inline void window_attend(const attention_shape &s, const window_slot &slot, bf16 *q, const bf16 *k, const bf16 *v, float *lse)
+__device__ inline void window_attend(const attention_shape &s, const window_slot &slot, const bf16 *q, const bf16 *k, const bf16 *v, bf16 *o, float *lse)
 {
     int lane = window_lane(), g = lane / 4, t = lane % 4;
     float x[KEYS / 8][4] = {}, top[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0}, scale = s.scale * LOG2E;
@@ -263,12 +264,12 @@ __device__ inline void window_attend(const attention_shape &s, const window_slot
         if (lse && t == 0 && g + 8 * r < slot.rows)
             lse[(int64_t)(g + 8 * r) * s.heads] = sum[r] > 0 ? (top[r] + log2f(sum[r])) * LN2 : -INFINITY;
     }
-    uint32_t p[KEYS / 16][4], y[DP / 8][2];
+    uint32_t p[KEYS / 16][4];
+    float acc[DP / 8][4] = {};
     rows_pack<KEYS / 16>(p, x);
-    window_product<DP, KEYS>(y, p, v, sum[0] > 0 ? 1.0f / sum[0] : 0.0f, sum[1] > 0 ? 1.0f / sum[1] : 0.0f);
-    __syncwarp();
-    window_put<DP>(q, y);
-    __syncwarp();
+    window_product<DP, KEYS>(acc, p, v);
+    if (o)
+        window_store<DP>(o, s.o_stride, s.dim, slot.rows, acc, sum[0] > 0 ? 1.0f / sum[0] : 0.0f, sum[1] > 0 ? 1.0f / sum[1] : 0.0f);
 }
 
 /* Forward. Grid: heads in groups of WINDOW_HEADS, anchors. */
@@ -293,13 +294,12 @@ __global__ void __launch_bounds__(WINDOW_BLOCK, DP > 80 ? 3 : 5)
             copy_commit();
             copy_wait<0>();
             __syncthreads();
-            float *to = lse ? lse + first * s.heads + head : nullptr;
+            float *to_lse = lse ? lse + first * s.heads + head : nullptr;
+            bf16 *to = o ? o + first * s.o_stride + col : nullptr;
             if (slot.rows && chunk.wide)
-                window_attend<DP, WINDOW_ROWS>(s, slot, tile_q + mine, tile_k, tile_v, to);
+                window_attend<DP, WINDOW_ROWS>(s, slot, tile_q + mine, tile_k, tile_v, to, to_lse);
             else if (slot.rows)
-                window_attend<DP, 16>(s, slot, tile_q + mine, tile_k + mine, tile_v + mine, to);
-            if (o)
-                window_store<DP>(o + first * s.o_stride + col, s.o_stride, s.dim, tile_q + mine, slot.rows, window_lane());
+                window_attend<DP, 16>(s, slot, tile_q + mine, tile_k + mine, tile_v + mine, to, to_lse);
             __syncthreads(); /* the tiles are free */
         }
     }
@@ -320,8 +320,8 @@ struct window_tiles {
     int mine, window;
 };
 
-/* A warp's gradients, through its rows of v and do. power: lse of its rows, in powers of 2. All warps of a block call it at
- * once: p and dS pass from warp to warp in columns 0.. of v and k. */
+/* A warp's gradients; power: lse of its rows, in powers of 2. All warps of a block call it at once: p and dS pass from warp to
+ * warp in columns 0.. of v and k. */
 template <int DP, int KEYS>
 __device__ inline void window_differentiate(const attention_shape &s, const window_slot &slot, const window_tiles &tile, const float (&power)[2],
                                             int head, bf16 *dq, bf16 *dk, bf16 *dv)
@@ -353,31 +353,29 @@ __device__ inline void window_differentiate(const attention_shape &s, const wind
             ds[j][r] = pack_pair(px[0] * (pd[0] - mean[r]), px[1] * (pd[1] - mean[r]));
             f[j / 2][j % 2 * 2 + r] = ds[j][r];
         }
-    __syncthreads(); /* nobody needs v */
-    window_put<DP>(tile.v + tile.mine, p);
-    uint32_t y[DP / 8][2], z[DP / 8][2];
-    window_product<DP, KEYS>(y, f, tile.k + tile.window, s.scale, s.scale);
-    __syncthreads(); /* p is there; nobody needs k */
-    window_put<DP>(tile.k + tile.mine, ds);
-    window_columns<DP, KEYS>(f, tile.v + tile.window);
-    window_product<DP, KEYS>(z, f, tile.dy + tile.window, 1.0f, 1.0f);
-    __syncthreads(); /* dS is there; nobody needs p and do */
-    window_put<DP>(tile.v + tile.mine, y);
-    window_put<DP>(tile.dy + tile.mine, z);
-    __syncwarp();
-    int lane = window_lane();
     int64_t first = window_first(slot), col = (int64_t)head * s.dim;
-    if (dq)
-        window_store<DP>(dq + first * s.dq_stride + col, s.dq_stride, s.dim, tile.v + tile.mine, slot.rows, lane);
-    if (dv)
-        window_store<DP>(dv + first * s.dkv_stride + col, s.dkv_stride, s.dim, tile.dy + tile.mine, slot.rows, lane);
-    window_columns<DP, KEYS>(f, tile.k + tile.window);
-    window_product<DP, KEYS>(y, f, tile.q + tile.window, s.scale, s.scale);
-    __syncwarp();
-    window_put<DP>(tile.v + tile.mine, y);
-    __syncwarp();
-    if (dk)
-        window_store<DP>(dk + window_first(slot) * s.dkv_stride + col, s.dkv_stride, s.dim, tile.v + tile.mine, slot.rows, window_lane());
+    if (dq) {
+        float acc[DP / 8][4] = {};
+        window_product<DP, KEYS>(acc, f, tile.k + tile.window);
+        window_store<DP>(dq + first * s.dq_stride + col, s.dq_stride, s.dim, slot.rows, acc, s.scale, s.scale);
+    }
+    __syncthreads(); /* nobody needs k and v */
+    window_put<DP>(tile.v + tile.mine, p);
+    window_put<DP>(tile.k + tile.mine, ds);
+    __syncthreads();
+    first = window_first(slot);
+    if (dv) {
+        float acc[DP / 8][4] = {};
+        window_columns<DP, KEYS>(f, tile.v + tile.window);
+        window_product<DP, KEYS>(acc, f, tile.dy + tile.window);
+        window_store<DP>(dv + first * s.dkv_stride + col, s.dkv_stride, s.dim, slot.rows, acc, 1.0f, 1.0f);
+    }
+    if (dk) {
+        float acc[DP / 8][4] = {};
+        window_columns<DP, KEYS>(f, tile.k + tile.window);
+        window_product<DP, KEYS>(acc, f, tile.q + tile.window);
+        window_store<DP>(dk + first * s.dkv_stride + col, s.dkv_stride, s.dim, slot.rows, acc, s.scale, s.scale);
+    }
     __syncthreads(); /* the tiles are free */
 }
 
