@@ -360,7 +360,7 @@ bool fits_window(const attention_task &t)
 {
     const attention_shape &s = t.shape;
     return t.dtype == VLA_BF16 && t.mask == VLA_MASK_FULL && t.longest > 0 && t.longest <= WINDOW_LONGEST && s.queries == s.keys &&
-           s.group == 1 && s.dim <= 128 && s.vector;
+           s.group == 1 && s.dim <= 128 && s.vector && s.scale > 0;
 }
 
 dim3 window_grid(const attention_shape &s)

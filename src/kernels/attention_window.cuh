@@ -233,9 +233,10 @@ template <int KEYS> __device__ inline bool window_sees(const window_slot &slot, 
     return KEYS > 16 ? c < slot.high[0] : c >= slot.low[r] && c < slot.high[r];
 }
 
-/* A warp's queries. o, lse: of the first of them, or NULL. */
+/* A warp's queries, of which q is the first; k, v: of their window. */
 template <int DP, int KEYS>
-__device__ inline void window_attend(const attention_shape &s, const window_slot &slot, const bf16 *q, const bf16 *k, const bf16 *v, bf16 *o, float *lse)
+__device__ inline void window_attend(const attention_shape &s, const window_slot &slot, const bf16 *q, const bf16 *k, const bf16 *v, int head,
+                                     bf16 *o, float *lse)
 {
     int lane = window_lane(), g = lane / 4, t = lane % 4;
     float x[KEYS / 8][4] = {}, top[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0}, scale = s.scale * LOG2E;
@@ -244,32 +245,33 @@ __device__ inline void window_attend(const attention_shape &s, const window_slot
     for (int j = 0; j < KEYS / 8; j++)
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            x[j][e] = window_sees<KEYS>(slot, e / 2, j * 8 + 2 * t + e % 2) ? x[j][e] * scale : -INFINITY;
+            x[j][e] = window_sees<KEYS>(slot, e / 2, j * 8 + 2 * t + e % 2) ? x[j][e] : -INFINITY;
             top[e / 2] = fmaxf(top[e / 2], x[j][e]);
         }
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         top[r] = fmaxf(top[r], __shfl_xor_sync(0xFFFFFFFFu, top[r], 1));
         top[r] = fmaxf(top[r], __shfl_xor_sync(0xFFFFFFFFu, top[r], 2));
-        float base = top[r] == -INFINITY ? 0.0f : top[r];
+        float base = top[r] == -INFINITY ? 0.0f : top[r] * scale;
 #pragma unroll
         for (int j = 0; j < KEYS / 8; j++)
 #pragma unroll
             for (int e = 2 * r; e < 2 * r + 2; e++) {
-                x[j][e] = exp2_fast(x[j][e] - base);
+                x[j][e] = exp2_fast(x[j][e] * scale - base);
                 sum[r] += x[j][e];
             }
         sum[r] += __shfl_xor_sync(0xFFFFFFFFu, sum[r], 1);
         sum[r] += __shfl_xor_sync(0xFFFFFFFFu, sum[r], 2);
         if (lse && t == 0 && g + 8 * r < slot.rows)
-            lse[(int64_t)(g + 8 * r) * s.heads] = sum[r] > 0 ? (top[r] + log2f(sum[r])) * LN2 : -INFINITY;
+            lse[(window_first(slot) + g + 8 * r) * s.heads + head] = sum[r] > 0 ? (base + log2f(sum[r])) * LN2 : -INFINITY;
     }
     uint32_t p[KEYS / 16][4];
     float acc[DP / 8][4] = {};
     rows_pack<KEYS / 16>(p, x);
     window_product<DP, KEYS>(acc, p, v);
     if (o)
-        window_store<DP>(o, s.o_stride, s.dim, slot.rows, acc, sum[0] > 0 ? 1.0f / sum[0] : 0.0f, sum[1] > 0 ? 1.0f / sum[1] : 0.0f);
+        window_store<DP>(o + window_first(slot) * s.o_stride + (int64_t)head * s.dim, s.o_stride, s.dim, slot.rows, acc,
+                         sum[0] > 0 ? 1.0f / sum[0] : 0.0f, sum[1] > 0 ? 1.0f / sum[1] : 0.0f);
 }
 
 /* Forward. Grid: heads in groups of WINDOW_HEADS, anchors. */
@@ -294,12 +296,10 @@ __global__ void __launch_bounds__(WINDOW_BLOCK, DP > 80 ? 3 : 5)
             copy_commit();
             copy_wait<0>();
             __syncthreads();
-            float *to_lse = lse ? lse + first * s.heads + head : nullptr;
-            bf16 *to = o ? o + first * s.o_stride + col : nullptr;
             if (slot.rows && chunk.wide)
-                window_attend<DP, WINDOW_ROWS>(s, slot, tile_q + mine, tile_k, tile_v, to, to_lse);
+                window_attend<DP, WINDOW_ROWS>(s, slot, tile_q + mine, tile_k, tile_v, head, o, lse);
             else if (slot.rows)
-                window_attend<DP, 16>(s, slot, tile_q + mine, tile_k + mine, tile_v + mine, to, to_lse);
+                window_attend<DP, 16>(s, slot, tile_q + mine, tile_k + mine, tile_v + mine, head, o, lse);
             __syncthreads(); /* the tiles are free */
         }
     }
@@ -323,8 +323,8 @@ struct window_tiles {
 /* A warp's gradients; power: lse of its rows, in powers of 2. All warps of a block call it at once: p and dS pass from warp to
  * warp in columns 0.. of v and k. */
 template <int DP, int KEYS>
-__device__ inline void window_differentiate(const attention_shape &s, const window_slot &slot, const window_tiles &tile, const float (&power)[2],
-                                            int head, bf16 *dq, bf16 *dk, bf16 *dv)
+__device__ inline void window_differentiate(const attention_shape &s, const window_slot &slot, const window_tiles &tile,
+                                            const float (&power)[2], int head, bf16 *dq, bf16 *dk, bf16 *dv)
 {
     int t = window_lane() % 4;
     float x[KEYS / 8][4] = {}, dp[KEYS / 8][4] = {}, mean[2] = {0, 0}, scale = s.scale * LOG2E;

@@ -387,7 +387,7 @@ static const struct {
 
 static const struct {
     int heads, kv_heads, dim;
-} shapes[] = {{2, 2, 80}, {4, 1, 128}, {4, 2, 64}, {2, 2, 128}, {1, 1, 16}, {3, 1, 40}, {2, 1, 96}, {2, 2, 72}};
+} shapes[] = {{2, 2, 80}, {4, 1, 128}, {4, 2, 64}, {2, 2, 128}, {1, 1, 16}, {3, 1, 40}, {2, 1, 96}, {2, 2, 72}, {3, 3, 56}};
 
 int main(int argc, char **argv)
 {
