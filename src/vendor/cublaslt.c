@@ -6,7 +6,10 @@
 #include <cublasLt.h>
 #include <string.h>
 
-enum { MOST = 32, ROUNDS = 4, FINALISTS = 4 };
+enum { MOST = 32, ROUNDS = 3, FINALISTS = 6 };
+
+/* Products of LARGE_MS and more are compared over LONG_MS a turn, others over SHORT_MS. */
+static const float LARGE_MS = 0.07f, LONG_MS = 40, SHORT_MS = 1;
 
 struct vlai_gemm {
     cublasLtHandle_t handle;
@@ -171,7 +174,24 @@ static float median(float *x, int n)
     return x[n / 2];
 }
 
-/* One launch each, then the fastest few in turns: neighbours in time see the same clock. -1: none runs. */
+/* Launches back to back for about `wanted` milliseconds; -> milliseconds a launch, negative when it does not run. */
+static float sustained(const timing *t, const cublasLtMatmulHeuristicResult_t *r, float one, float wanted)
+{
+    int launches = (int)(wanted / (one > 0.001f ? one : 0.001f)) + 1;
+    float ms = -1;
+    if (vlai_device_event_record(t->start, t->stream))
+        return -1;
+    for (int i = 0; i < launches; i++)
+        if (launch(t->g, &r->algo, r->workspaceSize, t->o, t->workspace, t->stream) != CUBLAS_STATUS_SUCCESS)
+            return -1;
+    if (vlai_device_event_record(t->end, t->stream) || vlai_device_event_elapsed(t->start, t->end, &ms))
+        return -1;
+    return ms / (float)launches;
+}
+
+/* One launch each; then the fastest few in turns, each for a while. In a training step a GPU runs at its power limit, where the
+ * algorithm that needs the least energy wins, which a single launch on a card with power to spare does not show: large products
+ * are therefore run long enough for the clock to settle (it follows within tens of milliseconds). -1: none runs. */
 static int best_of(const timing *t, const cublasLtMatmulHeuristicResult_t *found, int count, float *ms)
 {
     int order[MOST], running = 0, winner = -1;
@@ -186,12 +206,13 @@ static int best_of(const timing *t, const cublasLtMatmulHeuristicResult_t *found
         order[at] = i;
     }
     int finalists = running < FINALISTS ? running : FINALISTS;
+    float wanted = finalists > 1 && first[order[0]] >= LARGE_MS ? LONG_MS : SHORT_MS;
     for (int r = 0; r < ROUNDS; r++)
         for (int f = 0; f < finalists; f++)
-            rounds[f][r] = once(t, &found[order[f]]);
+            rounds[f][r] = sustained(t, &found[order[f]], first[order[f]], wanted);
     for (int f = 0; f < finalists; f++) {
         float m = median(rounds[f], ROUNDS);
-        if (winner < 0 || m < *ms) {
+        if (m > 0 && (winner < 0 || m < *ms)) {
             winner = order[f];
             *ms = m;
         }
