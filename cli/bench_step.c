@@ -128,7 +128,7 @@ static vla_status make_runs(const bench_setup *s, bench_row *row, vla_recompute 
     size_t room = room_of(s, e), need = needed(e);
     if (e->device && need > room)
         return vlai_fail(err, VLA_E_DEVICE_NOMEM, "%lld samples: %.2f GB, of %.2f GB that there are", (long long)row->batch, (double)need * 1e-9, (double)room * 1e-9);
-    size_t keep = spare && e->device ? vlai_device_keep(room, need, vlai_plan_needs(e->executor, e->plan).arena) : 0;
+    size_t keep = spare && e->device ? vlai_device_keep(row->numerics, room, need, vlai_plan_needs(e->executor, e->plan).arena) : 0;
     for (; keep; keep = needed(e) > room ? keep / 2 : 0) {
         drop_runs(e);
         VLA_TRY(make_plans(s, row, recompute, keep, e, err));

@@ -161,7 +161,7 @@ static vla_status make_plan(vlai_plans *p, vlai_bucket *b, vla_recompute recompu
 /* With room to spare, less is made again; *need becomes what that takes. */
 static vla_status keep_more(vlai_plans *p, vlai_bucket *b, size_t room, size_t held, size_t *need, vla_error *err)
 {
-    size_t keep = vlai_device_keep(room, *need, vlai_plan_needs(p->executor, b->plan).arena);
+    size_t keep = vlai_device_keep(p->options.plan.numerics, room, *need, vlai_plan_needs(p->executor, b->plan).arena);
     do {
         vla_plan_destroy(b->plan);
         b->plan = NULL;
@@ -193,7 +193,7 @@ static vla_status make_fitting_plan(vlai_plans *p, vlai_bucket *b, vla_error *er
         vla_plan_destroy(b->plan);
         b->plan = NULL;
     }
-    if (mode == VLA_RECOMPUTE_CHEAP && vlai_device_keep(room, need, own.arena)) {
+    if (mode == VLA_RECOMPUTE_CHEAP && vlai_device_keep(p->options.plan.numerics, room, need, own.arena)) {
         VLA_TRY(keep_more(p, b, room, held, &need, err));
         vlai_text_printf(&line, " and %.3f GB with what it has room to keep", 1e-9 * (double)need);
     }

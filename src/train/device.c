@@ -63,8 +63,10 @@ vlai_plan_need vlai_plan_needs(const vla_executor *ex, const vla_plan *plan)
     return need;
 }
 
-size_t vlai_device_keep(size_t room, size_t need, size_t arena)
+size_t vlai_device_keep(vla_numerics numerics, size_t room, size_t need, size_t arena)
 {
+    if (numerics == VLA_BF16_SR || numerics == VLA_BF16_PLAIN)
+        return 0;
     size_t margin = arena / 16 + room / 64;
     return room == SIZE_MAX || room <= need || room - need <= margin ? 0 : room - need - margin;
 }

@@ -6,10 +6,10 @@
 #include <cublasLt.h>
 #include <string.h>
 
-enum { MOST = 32, ROUNDS = 3, FINALISTS = 6 };
+enum { MOST = 32, ROUNDS = 3, FINALISTS = 4 };
 
 /* Products of LARGE_MS and more are compared over LONG_MS a turn, others over SHORT_MS. */
-static const float LARGE_MS = 0.07f, LONG_MS = 40, SHORT_MS = 1;
+static const float LARGE_MS = 0.07f, LONG_MS = 25, SHORT_MS = 1;
 
 struct vlai_gemm {
     cublasLtHandle_t handle;
