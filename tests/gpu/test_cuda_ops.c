@@ -602,8 +602,7 @@ static void product(const vlai_cuda_context *context, vla_dtype t, int ta, int t
     tolerance within = {.row = 1e-5};
     tensor x = reals(t, 2, ta ? (int64_t[]){k, m} : (int64_t[]){m, k}), y = reals(t, 2, tb ? (int64_t[]){n, k} : (int64_t[]){k, n}), absent = {0};
     CHECK(matmul, a, within, OPERANDS(x, y, bias ? reals(t, SHAPE1(n)) : absent, residual ? reals(t, SHAPE2(m, n)) : absent),
-          .out = {result(t, SHAPE2(m, n)), result(t, SHAPE1(m))}, .n_out = sums ? 2 : 1, .context = context, .aligned_only = 1,
-          .over = residual ? 8 : 0);
+          .out = {result(t, SHAPE2(m, n)), result(t, SHAPE1(m))}, .n_out = sums ? 2 : 1, .context = context, .aligned_only = 1);
 }
 
 static void matmul(void)
