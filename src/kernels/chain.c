@@ -69,6 +69,20 @@ static void put_step(const vlai_chain *c, int k, vlai_text *out)
     vlai_text_puts(out, ");\n");
 }
 
+/* The operands of `steps` at element `at`; `packed`: from the packs that were loaded, element k. */
+static void put_values(const vlai_cuda_call *call, const char *at, bool packed, vlai_text *out)
+{
+    for (int i = 0; i < call->node->n_inputs; i++) {
+        vlai_text_puts(out, i ? ", " : "");
+        if (per_row(call, i))
+            vlai_text_printf(out, "get(x%d[(%s) / cols])", i, at);
+        else if (packed)
+            vlai_text_printf(out, "get(p%d.x[k])", i);
+        else
+            vlai_text_printf(out, "get(x%d[%s])", i, at);
+    }
+}
+
 void vlai_chain_source(const vlai_cuda_call *call, vlai_text *out)
 {
     const vlai_chain *c = &call->node->attrs.chain;
@@ -93,17 +107,9 @@ void vlai_chain_source(const vlai_cuda_call *call, vlai_text *out)
         if (!per_row(call, i))
             vlai_text_printf(out, "        pack<%s> p%d = *(const pack<%s> *)(x%d + at);\n", type_name(call->in[i].dtype), i, type_name(call->in[i].dtype), i);
     vlai_text_printf(out, "        pack<%s> r;\n#pragma unroll\n        for (int k = 0; k < 8; k++)\n            set(r.x[k], steps(", type_name(call->out[0].dtype));
-    for (int i = 0; i < inputs; i++)
-        if (per_row(call, i))
-            vlai_text_printf(out, "%sget(x%d[(at + k) / cols])", i ? ", " : "", i);
-        else
-            vlai_text_printf(out, "%sget(p%d.x[k])", i ? ", " : "", i);
+    put_values(call, "at + k", true, out);
     vlai_text_printf(out, "));\n        *(pack<%s> *)(y + at) = r;\n        return;\n    }\n    for (i64 i = at; i < n && i < at + 8; i++)\n        set(y[i], steps(", type_name(call->out[0].dtype));
-    for (int i = 0; i < inputs; i++)
-        if (per_row(call, i))
-            vlai_text_printf(out, "%sget(x%d[i / cols])", i ? ", " : "", i);
-        else
-            vlai_text_printf(out, "%sget(x%d[i])", i ? ", " : "", i);
+    put_values(call, "i", false, out);
     vlai_text_puts(out, "));\n}\n");
 }
 
