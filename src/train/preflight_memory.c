@@ -231,6 +231,19 @@ static int64_t largest_batch(const vlai_wallx_setup *s, const slots *slots, vlai
     return fits;
 }
 
+/* Micro-batches of at most `most` samples, as even as they can be, that make up a step of `all`. */
+static void offer_batch(const vlai_wallx_setup *s, const slots *slots, const vlai_run_settings *base, int64_t all, int64_t most, size_t limit,
+                        const char *with, vlai_preflight *out)
+{
+    vlai_run_settings even = *base;
+    char text[160];
+    even.accumulation = (all + most - 1) / most;
+    even.batch = (all + even.accumulation - 1) / even.accumulation;
+    snprintf(text, sizeof text, "%s--hyperparams.batch_size_per_gpu=%" PRId64 " --hyperparams.gradient_accumulation_steps=%" PRId64, with, even.batch,
+             even.accumulation);
+    offer(out, peak_of(s, slots, &even, out->available, &out->memory), limit, text);
+}
+
 static void find_settings(look *l, const vlai_wallx_setup *s, const slots *slots, const vlai_run_settings *now, size_t limit)
 {
     vlai_preflight *out = l->out;
@@ -249,16 +262,12 @@ static void find_settings(look *l, const vlai_wallx_setup *s, const slots *slots
               "WALLX_PERF_ALLOC=1 in the environment and --memory.recompute=layer");
     }
     int64_t all = now->batch * now->accumulation, batch = largest_batch(s, slots, *now, limit, out->available, &out->memory, &total);
-    snprintf(text, sizeof text, "--hyperparams.batch_size_per_gpu=%" PRId64 " --hyperparams.gradient_accumulation_steps=%" PRId64, batch,
-             batch ? (all + batch - 1) / batch : 0);
     if (batch)
-        offer(out, total, limit, text);
+        offer_batch(s, slots, now, all, batch, limit, "", out);
     if (out->fit_count < VLAI_PREFLIGHT_FITS) {
         int64_t more = largest_batch(s, slots, less, limit, out->available, &out->memory, &total);
-        snprintf(text, sizeof text, "WALLX_PERF_ALLOC=1, --memory.recompute=layer and --hyperparams.batch_size_per_gpu=%" PRId64
-                 " --hyperparams.gradient_accumulation_steps=%" PRId64, more, more ? (all + more - 1) / more : 0);
         if (more && more != batch)
-            offer(out, total, limit, text);
+            offer_batch(s, slots, &less, all, more, limit, "WALLX_PERF_ALLOC=1, --memory.recompute=layer and ", out);
     }
     bool fp32 = now->numerics == VLA_FP32;
     if ((fp32 || now->numerics == VLA_BF16_MASTER) && out->fit_count < VLAI_PREFLIGHT_FITS) {
@@ -267,14 +276,8 @@ static void find_settings(look *l, const vlai_wallx_setup *s, const slots *slots
         snprintf(text, sizeof text, "--training.numerics=%s with WALLX_PERF_ALLOC=1 and --memory.recompute=layer", fp32 ? "bf16" : "bf16-sr");
         offer(out, peak_of(s, slots, &narrow, out->available, &out->memory), limit, text);
     }
-    for (int64_t half = batch / 2; half >= 1 && out->fit_count < VLAI_PREFLIGHT_FITS; half /= 2) {
-        vlai_run_settings smaller = *now;
-        smaller.batch = half;
-        smaller.accumulation = (all + half - 1) / half;
-        snprintf(text, sizeof text, "--hyperparams.batch_size_per_gpu=%" PRId64 " --hyperparams.gradient_accumulation_steps=%" PRId64, half,
-                 smaller.accumulation);
-        offer(out, peak_of(s, slots, &smaller, out->available, &out->memory), limit, text);
-    }
+    for (int64_t half = batch / 2; half >= 1 && out->fit_count < VLAI_PREFLIGHT_FITS; half /= 2)
+        offer_batch(s, slots, now, all, half, limit, "", out);
 }
 
 /* ---- the check ---- */
