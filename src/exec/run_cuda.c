@@ -16,7 +16,6 @@
 #include "vendor/cudnn.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum {
@@ -192,7 +191,7 @@ static int lane_of(const vla_run *run, const vlai_node *node)
     if (!(run->plan->options.fast & VLA_FAST_LANES))
         return 0;
     bool of_weight = node->op == VLAI_OP_matmul && node->backward && node->attrs.matmul.transpose_a;
-    return node->lane == 0 && of_weight && !getenv("VLA_NO_DW_LANE") ? 2 : node->lane;
+    return node->lane == 0 && of_weight ? 2 : node->lane;
 }
 
 static void set_call(const vla_run *run, size_t n, vlai_cuda_call *call)

@@ -250,6 +250,43 @@ void vlai_graph_replace(vla_graph *g, vla_value from, vla_value to, size_t first
                 g->nodes[n].inputs[i] = to;
 }
 
+/* A node after the makers of its operands. Depth follows from how far nodes were moved, which is a few. */
+static void emit(const vla_graph *g, const bool *gone, size_t n, bool *done, vlai_node *order, size_t *count)
+{
+    if (done[n] || (gone && gone[n]))
+        return;
+    done[n] = true;
+    for (int i = 0; i < g->nodes[n].n_inputs; i++) {
+        vla_value v = g->nodes[n].inputs[i];
+        if (v != VLA_NONE && g->values[v].producer >= 0)
+            emit(g, gone, (size_t)g->values[v].producer, done, order, count);
+    }
+    order[(*count)++] = g->nodes[n];
+}
+
+vla_status vlai_graph_order(vla_graph *g, const bool *gone, vla_error *err)
+{
+    bool *done = vlai_calloc(g->n_nodes + 1, sizeof *done);
+    vlai_node *order = vlai_array(g->n_nodes + 1, sizeof *order);
+    if (!done || !order) {
+        vlai_free(done);
+        vlai_free(order);
+        return vlai_nomem(err, g->n_nodes * sizeof *order);
+    }
+    size_t count = 0;
+    for (size_t n = 0; n < g->n_nodes; n++)
+        emit(g, gone, n, done, order, &count);
+    for (size_t n = 0; n < count; n++) {
+        g->nodes[n] = order[n];
+        for (int i = 0; i < order[n].n_outputs; i++)
+            g->values[order[n].outputs[i]].producer = (int32_t)n;
+    }
+    g->n_nodes = count;
+    vlai_free(done);
+    vlai_free(order);
+    return VLA_OK;
+}
+
 void vlai_graph_keep(vla_graph *g, const bool *keep)
 {
     size_t kept = 0;

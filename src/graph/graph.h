@@ -139,6 +139,9 @@ const char *vlai_graph_dtype_name(vla_dtype dtype);                            /
 
 /* Replaces every use of `from` as an operand by `to`, in nodes first..end. */
 void vlai_graph_replace(vla_graph *g, vla_value from, vla_value to, size_t first);
+/* Puts every node after the makers of its operands, otherwise in the old order; leaves out those whose flag in `gone` is set
+ * (NULL: none). For passes that append or replace nodes. */
+vla_status vlai_graph_order(vla_graph *g, const bool *gone, vla_error *err);
 /* Drops the nodes whose flag is false, keeping order; producers are renumbered. */
 void vlai_graph_keep(vla_graph *g, const bool *keep);
 

@@ -3,36 +3,43 @@
 #include "base/fail.h"
 #include "pass/pass.h"
 
+/* The graph, narrowed and with its backward pass; nothing when it fails. */
+static vla_status differentiate(const vlai_wallx_config *config, const vlai_wallx_shape *shape, vla_graph **out, vla_error *err)
+{
+    VLA_TRY(vlai_wallx_build(config, shape, &(vlai_wallx_options){0}, out, err));
+    vla_status status = vlai_pass_narrow(*out, NULL, err);
+    if (status == VLA_OK)
+        status = vla_graph_backward(*out, vla_graph_find(*out, "loss"), 1.0, err);
+    if (status != VLA_OK)
+        vla_graph_destroy(*out);
+    return status;
+}
+
+/* Plans a graph that was finished with `status`. */
+static vla_status finish(vla_graph *g, vla_status status, const vla_plan_options *options, vla_plan **out, vla_error *err)
+{
+    if (status == VLA_OK)
+        return vla_plan_build(g, options, out, err); /* owns the graph, also when it fails */
+    vla_graph_destroy(g);
+    return status;
+}
+
 vla_status vlai_wallx_plan_step(const vlai_wallx_config *config, const vlai_wallx_shape *shape, const vla_store *store,
                                 const vla_adamw_options *adamw, const vla_plan_options *options,
                                 vla_gradient_status *gradients, vla_plan **out, vla_error *err)
 {
-    vla_graph *g = NULL;
-    vla_status status;
+    vla_graph *g;
     *out = NULL;
-    VLA_TRY(vlai_wallx_build(config, shape, &(vlai_wallx_options){0}, &g, err));
-    VLA_TRY_GOTO(vlai_pass_narrow(g, NULL, err), fail);
-    VLA_TRY_GOTO(vla_graph_backward(g, vla_graph_find(g, "loss"), 1.0, err), fail);
-    VLA_TRY_GOTO(vla_graph_step(g, store, gradients, adamw, err), fail);
-    return vla_plan_build(g, options, out, err); /* owns the graph, also when it fails */
-fail:
-    vla_graph_destroy(g);
-    return status;
+    VLA_TRY(differentiate(config, shape, &g, err));
+    return finish(g, vla_graph_step(g, store, gradients, adamw, err), options, out, err);
 }
 
 vla_status vlai_wallx_plan_training(const vlai_wallx_config *config, const vlai_wallx_shape *shape, const vla_store *store,
                                     bool accumulate, const vla_plan_options *options, vla_gradient_status *gradients,
                                     vla_plan **out, vla_error *err)
 {
-    vla_graph *g = NULL;
-    vla_status status;
+    vla_graph *g;
     *out = NULL;
-    VLA_TRY(vlai_wallx_build(config, shape, &(vlai_wallx_options){0}, &g, err));
-    VLA_TRY_GOTO(vlai_pass_narrow(g, NULL, err), fail);
-    VLA_TRY_GOTO(vla_graph_backward(g, vla_graph_find(g, "loss"), 1.0, err), fail);
-    VLA_TRY_GOTO(vla_graph_store_gradients(g, store, accumulate, gradients, err), fail);
-    return vla_plan_build(g, options, out, err); /* owns the graph, also when it fails */
-fail:
-    vla_graph_destroy(g);
-    return status;
+    VLA_TRY(differentiate(config, shape, &g, err));
+    return finish(g, vla_graph_store_gradients(g, store, accumulate, gradients, err), options, out, err);
 }

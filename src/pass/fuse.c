@@ -538,47 +538,6 @@ const char *vlai_fuse_saves(int pattern)
     return patterns[pattern].saves;
 }
 
-/* --- order --- */
-
-/* A node after the makers of its operands. Depth follows from how far nodes were moved, which is a few. */
-static void emit(const fusion *f, size_t n, bool *done, vlai_node *order, size_t *count)
-{
-    const vla_graph *g = f->g;
-    if (done[n] || f->gone[n])
-        return;
-    done[n] = true;
-    for (int i = 0; i < g->nodes[n].n_inputs; i++) {
-        vla_value v = g->nodes[n].inputs[i];
-        if (v != VLA_NONE && g->values[v].producer >= 0)
-            emit(f, (size_t)g->values[v].producer, done, order, count);
-    }
-    order[(*count)++] = g->nodes[n];
-}
-
-static vla_status reorder(fusion *f, vla_error *err)
-{
-    vla_graph *g = f->g;
-    bool *done = vlai_calloc(g->n_nodes + 1, sizeof *done);
-    vlai_node *order = vlai_array(g->n_nodes + 1, sizeof *order);
-    if (!done || !order) {
-        vlai_free(done);
-        vlai_free(order);
-        return vlai_nomem(err, g->n_nodes * sizeof *order);
-    }
-    size_t count = 0;
-    for (size_t n = 0; n < g->n_nodes; n++)
-        emit(f, n, done, order, &count);
-    for (size_t n = 0; n < count; n++) {
-        g->nodes[n] = order[n];
-        for (int i = 0; i < order[n].n_outputs; i++)
-            g->values[order[n].outputs[i]].producer = (int32_t)n;
-    }
-    g->n_nodes = count;
-    vlai_free(done);
-    vlai_free(order);
-    return VLA_OK;
-}
-
 vla_status vlai_pass_fuse(vla_graph *g, const vla_plan_options *options, size_t fused[VLAI_FUSE_COUNT], vla_error *err)
 {
     fusion f = {.g = g, .options = options};
@@ -594,7 +553,7 @@ vla_status vlai_pass_fuse(vla_graph *g, const vla_plan_options *options, size_t 
         if (status == VLA_OK)
             status = vla_graph_check(g, err);
         if (status == VLA_OK)
-            status = reorder(&f, err);
+            status = vlai_graph_order(g, f.gone, err);
         uses_fini(&f);
     }
     return status == VLA_OK ? vlai_graph_verify(g, "fuse", err) : status;

@@ -61,40 +61,10 @@ static bool is_made_by(const vla_graph *g, vla_value v, vlai_op op)
     return producer(g, v) && producer(g, v)->op == op;
 }
 
-/* Puts nodes that were appended before their readers. Nodes that stood in order stay in it. */
-static void emit(const vla_graph *g, size_t n, bool *done, vlai_node *order, size_t *count)
-{
-    if (done[n])
-        return;
-    done[n] = true;
-    for (int i = 0; i < g->nodes[n].n_inputs; i++) {
-        vla_value v = g->nodes[n].inputs[i];
-        if (v != VLA_NONE && g->values[v].producer >= 0)
-            emit(g, (size_t)g->values[v].producer, done, order, count);
-    }
-    order[(*count)++] = g->nodes[n];
-}
-
 static vla_status reorder(vla_graph *g, vla_error *err)
 {
     VLA_TRY(vla_graph_check(g, err));
-    bool *done = vlai_calloc(g->n_nodes + 1, sizeof *done);
-    vlai_node *order = vlai_array(g->n_nodes + 1, sizeof *order);
-    if (!done || !order) {
-        vlai_free(done);
-        vlai_free(order);
-        return vlai_nomem(err, g->n_nodes * sizeof *order);
-    }
-    size_t count = 0;
-    for (size_t n = 0; n < g->n_nodes; n++)
-        emit(g, n, done, order, &count);
-    for (size_t n = 0; n < count; n++) {
-        g->nodes[n] = order[n];
-        for (int i = 0; i < order[n].n_outputs; i++)
-            g->values[order[n].outputs[i]].producer = (int32_t)n;
-    }
-    vlai_free(done);
-    vlai_free(order);
+    VLA_TRY(vlai_graph_order(g, NULL, err));
     return vlai_graph_verify(g, "narrow", err);
 }
 

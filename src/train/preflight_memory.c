@@ -214,19 +214,16 @@ static void offer(vlai_preflight *out, size_t total, size_t limit, const char *t
 
 /* The largest batch that fits with these settings, 0 when none does. Memory grows with the batch. */
 static int64_t largest_batch(const vlai_wallx_setup *s, const slots *slots, vlai_run_settings settings, size_t limit, size_t available,
-                             const vlai_run_memory *base, size_t *total)
+                             const vlai_run_memory *base)
 {
     int64_t fits = 0, too_much = settings.batch, all = settings.batch * settings.accumulation;
     while (too_much - fits > 1 + too_much / 16) { /* near enough */
         settings.batch = fits + (too_much - fits) / 2;
         settings.accumulation = (all + settings.batch - 1) / settings.batch;
-        size_t peak = peak_of(s, slots, &settings, available, base);
-        if (peak <= limit) {
+        if (peak_of(s, slots, &settings, available, base) <= limit)
             fits = settings.batch;
-            *total = peak;
-        } else {
+        else
             too_much = settings.batch;
-        }
     }
     return fits;
 }
@@ -249,7 +246,6 @@ static void find_settings(look *l, const vlai_wallx_setup *s, const slots *slots
     vlai_preflight *out = l->out;
     char text[160];
     vlai_run_settings less = *now;
-    size_t total = 0;
     less.layout = VLA_MEMORY_LIFETIMES;
     less.automatic = false; /* settings are named that say what they do */
     if (now->recompute == VLA_RECOMPUTE_NONE) {
@@ -261,11 +257,11 @@ static void find_settings(look *l, const vlai_wallx_setup *s, const slots *slots
         offer(out, peak_of(s, slots, &less, out->available, &out->memory), limit,
               "WALLX_PERF_ALLOC=1 in the environment and --memory.recompute=layer");
     }
-    int64_t all = now->batch * now->accumulation, batch = largest_batch(s, slots, *now, limit, out->available, &out->memory, &total);
+    int64_t all = now->batch * now->accumulation, batch = largest_batch(s, slots, *now, limit, out->available, &out->memory);
     if (batch)
         offer_batch(s, slots, now, all, batch, limit, "", out);
     if (out->fit_count < VLAI_PREFLIGHT_FITS) {
-        int64_t more = largest_batch(s, slots, less, limit, out->available, &out->memory, &total);
+        int64_t more = largest_batch(s, slots, less, limit, out->available, &out->memory);
         if (more && more != batch)
             offer_batch(s, slots, &less, all, more, limit, "WALLX_PERF_ALLOC=1, --memory.recompute=layer and ", out);
     }
