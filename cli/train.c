@@ -40,7 +40,8 @@ static const char help[] =
     "  --frame-cache-gb N       the same as --data.frame_cache_gb=: keep resized frames on the disk\n"
     "  --debug                  log names `debug`, save_path ./ckpt/debug\n"
     "  --log_to_file            also write the output to save_path/training_log_DATE.log\n"
-    "  --wandb_offline V, --fsdp_sharding_strategy S, --visualize, --zero 0|1   accepted; no effect on one rank\n\n"
+    "  --zero 0|1               the same as --dist.zero=: 0 keeps the whole optimizer state on every rank\n"
+    "  --wandb_offline V, --fsdp_sharding_strategy S, --visualize   accepted, without effect\n\n"
     "Exit codes: 0 done; 2 usage or configuration; 3 data or file; 4 memory; 5 not finite; 75 saved on a signal.\n\n"
     "Examples:\n"
     "  vla train --config configs/libero.yml --data.lerobot_config.repo_id=data/libero\n"
@@ -216,6 +217,7 @@ static int parse(int argc, char **argv, request *q)
         {"training.numerics", numerics},
         {"training.threads", threads},
         {"data.frame_cache_gb", cache},
+        {"dist.zero", zero},
         {"distributed.fsdp_sharding_strategy", strategy},
         {"logging.wandb_offline", !offline ? NULL : !strcmp(offline, "true") || !strcmp(offline, "True") || !strcmp(offline, "1") ? "true" : "false"},
     };
@@ -227,9 +229,9 @@ static int parse(int argc, char **argv, request *q)
         q->resume = "auto";
     if (allow)
         split_names(q, allow);
-    if (!room || !q->config || (zero && strcmp(zero, "0") && strcmp(zero, "1"))) {
+    if (!room || !q->config) {
         fprintf(stderr, "vla train: %s\n  hint: vla train --help has examples\n",
-                !room ? "too many or too long arguments" : !q->config ? "--config FILE is required" : "--zero: wanted 0 or 1");
+                !room ? "too many or too long arguments" : "--config FILE is required");
         return EXIT_USAGE;
     }
     return -1;
@@ -304,7 +306,7 @@ static void say_start(view *v, const vlai_config *c, const vlai_wallx_setup *s)
                      s->options.accumulation, s->options.workers);
     vlai_text_printf(&text, "processor vocab size: %" PRId64 ", embedding rows: %" PRId64 "\n", s->contract->vocabulary,
                      s->config->vocab_size);
-    vlai_switches_describe(c, strcmp(s->options.device, "cpu") ? "cuda" : "cpu", &text);
+    vlai_switches_describe(c, strcmp(s->options.device, "cpu") ? "cuda" : "cpu", s->options.world, &text);
     if (text.data)
         print_lines(v, text.data);
     vlai_text_fini(&text);

@@ -135,6 +135,13 @@ typedef struct vla_trainer_options {
     int timing;         /* log how long each part of the start takes */
     int64_t most_plans; /* kept at once */
     int global_loss;    /* losses are means over a step instead of over a micro-batch */
+    /* Several ranks that train together; batch and accumulation are each rank's. */
+    void *group;        /* their vlai_group (dist/group.h), joined; borrowed; NULL = one rank */
+    int rank, world;    /* 0 of 1 where there is no group */
+    int zero;           /* every rank keeps and steps its share of the optimizer's state; 0: all of it */
+    int overlap;        /* buckets are reduced while the backward runs and weights gathered under the next forward */
+    size_t bucket_bytes; /* of a gradient bucket, at most, but for tensors larger than that */
+    vla_dtype gradient_dtype; /* that gradients are summed over ranks in: BF16, F32, or NONE = as they are kept */
     /* optimizer */
     vla_adamw_options adamw;
     const vla_lr_group *groups; /* index = group of vla_store_add; the first is the base */
@@ -158,7 +165,7 @@ typedef struct vla_trainer_options {
 #define VLA_TRAINER_OPTIONS_DEFAULT                                                                                      \
     {                                                                                                                    \
         .size = sizeof(vla_trainer_options), .run = "run", .batch = 1, .accumulation = 1, .epochs = 1, .seed = 42,       \
-        .layout = VLA_MEMORY_LIFETIMES, .most_plans = 64,                                                                \
+        .layout = VLA_MEMORY_LIFETIMES, .most_plans = 64, .world = 1, .zero = 1, .bucket_bytes = 25000000,               \
         .adamw = {sizeof(vla_adamw_options), 0.9, 0.98, 1e-8, 1e-8, 1.0, 1}, .schedule = VLA_LR_CONSTANT,                \
         .min_rate = -1, .save_interval = 1000, .epoch_save_interval = 1, .loss_smooth = 1, .max_bad_steps = 10           \
     }

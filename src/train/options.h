@@ -202,7 +202,7 @@
     X(BOOL, use_selective_recompute, false, 0, 0, WORKS, "the same as memory.recompute: cheap")                        \
     X(BOOL, find_unused_parameters, false, 0, 0, QUIET, "the plan knows which parameters get a gradient")              \
     X(BOOL, broadcast_buffers, true, 0, 0, QUIET, "there are no buffers to send")                                      \
-    X(INT, bucket_cap_mb, 25, 1, 1000000, QUIET, "takes effect when several ranks train")                              \
+    X(INT, bucket_cap_mb, 25, 1, 1000000, QUIET, "WALLX_PERF_BUCKET or perf.bucket chooses; without WALLX_PERF_DDP 25")                              \
     X(TEXT, fsdp_backward_prefetch, "backward_pre", 0, 0, QUIET, "nothing reads it")                                   \
     X(BOOL, fsdp_use_orig_params, true, 0, 0, QUIET, "nothing reads it")                                               \
     X(BOOL, fsdp_limit_all_gathers, true, 0, 0, QUIET, "nothing reads it")                                             \
@@ -271,10 +271,19 @@
     X(REAL, device_gb, 0, 0, 1e6, WORKS, "most memory of the device that the run may take, in GB of 10^9 bytes; on a " \
       "CPU most memory for plans and parameters; 0 = all that is free")
 
+/* Several ranks. On one nothing of it has an effect. */
+#define VLAI_OPTIONS_DIST(X)                                                                                           \
+    X(INT, zero, 1, 0, 1, WORKS, "1: every rank keeps and steps its share of the optimizer's state; 0: all of it")      \
+    X(CHOICE, gradient_dtype, 0, 0, 0, WORKS, "auto|bf16|fp32; what gradients are summed over ranks in; auto = the "    \
+      "type they are kept in: bf16 for weights in bf16, fp32 with accumulation and for weights in fp32")                \
+    X(INT, timeout_s, 300, 1, 1000000, WORKS, "VLA_DIST_TIMEOUT: most seconds that ranks wait for another one")
+
 /* The switches of the environment, for those who keep settings in files: a variable that is set wins over its key. */
 #define VLAI_OPTIONS_PERF(X)                                                                                           \
     X(BOOL, attn, false, 0, 0, WORKS, "WALLX_PERF_ATTN: fastest attention backward")                                   \
     X(BOOL, alloc, false, 0, 0, WORKS, "WALLX_PERF_ALLOC: offsets planned by lifetime, cheap recompute")               \
+    X(BOOL, ddp, false, 0, 0, WORKS, "WALLX_PERF_DDP: gradients reduced bucket by bucket while the backward runs")      \
+    X(INT, bucket, 100, 1, 1000000, WORKS, "WALLX_PERF_BUCKET: MB of such a bucket; without perf.ddp buckets have 25")  \
     X(BOOL, compile, false, 0, 0, WORKS, "WALLX_PERF_COMPILE: fused kernels and replay, decoder")                      \
     X(BOOL, compile_visual, false, 0, 0, WORKS, "WALLX_PERF_COMPILE_VISUAL: fused kernels, vision tower")              \
     X(INT, compile_recomp_limit, 64, 2, 1000000, WORKS, "WALLX_PERF_COMPILE_RECOMP_LIMIT: most plans kept")            \
@@ -302,6 +311,7 @@
     S("debug", debug, VLAI_OPTIONS_DEBUG)                             \
     S("training", training, VLAI_OPTIONS_TRAINING)                    \
     S("memory", memory, VLAI_OPTIONS_MEMORY)                          \
+    S("dist", dist, VLAI_OPTIONS_DIST)                                \
     S("perf", perf, VLAI_OPTIONS_PERF)
 
 #endif

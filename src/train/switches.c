@@ -9,6 +9,9 @@ typedef enum field_kind { FLAG, NUMBER, WORD } field_kind;
 #define NONE ((size_t)-1)
 #define KEY(member) offsetof(struct vlai_section_perf, member)
 
+#define DDP "gradients lie in buckets and are reduced while the backward pass runs; weights are gathered under the next forward pass"
+#define BUCKET "MB of a gradient bucket, together with WALLX_PERF_DDP"
+
 /* One row per switch: variable, key of section "perf", what it does on a CPU rank and on a GPU. */
 static const struct {
     const char *name;
@@ -16,6 +19,7 @@ static const struct {
     size_t key;       /* offset in the section; NONE: the environment alone */
     const char *spelled; /* of the key */
     const char *cpu, *gpu;
+    bool ranks; /* it acts between ranks: on one there is nothing to do */
 } switches[] = {
     {"WALLX_PERF_ATTN", FLAG, KEY(attn), "perf.attn", "no effect on a CPU rank: its attention is deterministic and has one form",
      "fastest attention, forward and backward, instead of the deterministic one"},
@@ -24,8 +28,8 @@ static const struct {
     {"WALLX_PERF_ALLOC", FLAG, KEY(alloc), "perf.alloc",
      "buffers at offsets planned by lifetime; norms, SwiGLU products and rotations are made again in the backward pass",
      "buffers at offsets planned by lifetime; norms, SwiGLU products and rotations are made again in the backward pass, whole layers where that does not fit"},
-    {"WALLX_PERF_DDP", FLAG, NONE, NULL, "no effect on one rank: there is nothing to reduce", "no effect on one rank: there is nothing to reduce"},
-    {"WALLX_PERF_BUCKET", NUMBER, NONE, NULL, "no effect on one rank: there is nothing to reduce", "no effect on one rank: there is nothing to reduce"},
+    {"WALLX_PERF_DDP", FLAG, KEY(ddp), "perf.ddp", DDP, DDP, true},
+    {"WALLX_PERF_BUCKET", NUMBER, KEY(bucket), "perf.bucket", BUCKET, BUCKET, true},
     {"WALLX_PERF_COMPILE", FLAG, KEY(compile), "perf.compile",
      "the update is part of the step's plan; a CPU rank's kernels are the reference and stay one per operation",
      "fused kernels and timed choice of matrix products, decoder; the update is part of the step, and the step is captured once and replayed"},
@@ -61,6 +65,11 @@ static bool key_of(const vlai_config *config, int row)
     return config && switches[row].key != NONE && switches[row].kind == FLAG && *(const bool *)((const char *)&config->perf + switches[row].key);
 }
 
+static int64_t number_of(const vlai_config *config, int row)
+{
+    return *(const int64_t *)((const char *)&config->perf + switches[row].key);
+}
+
 /* The variable where it is set, also to 0; else the key. */
 static bool is_on(const vlai_config *config, const char *name)
 {
@@ -79,26 +88,30 @@ void vlai_switches_read(const vlai_config *config, vlai_switches *out)
     *out = (vlai_switches){
         .attention = is_on(config, "WALLX_PERF_ATTN") || (backend && !strcmp(backend, "sdpa")),
         .alloc = is_on(config, "WALLX_PERF_ALLOC"),
+        .ddp = is_on(config, "WALLX_PERF_DDP"),
         .compile = is_on(config, "WALLX_PERF_COMPILE"),
         .compile_visual = is_on(config, "WALLX_PERF_COMPILE_VISUAL"),
         .no_barrier = is_on(config, "WALLX_PERF_NO_TIMER_BARRIER"),
         .log = vlai_switch_is_on("WALLX_PERF_LOG") || (config && config->perf.log && !getenv("WALLX_PERF_LOG")),
         .most_plans = vlai_switch_number("WALLX_PERF_COMPILE_RECOMP_LIMIT", config ? config->perf.compile_recomp_limit : 64),
     };
+    out->bucket_mb = out->ddp ? vlai_switch_number("WALLX_PERF_BUCKET", config ? config->perf.bucket : 100) : 25;
     out->fused_optimizer = out->compile || is_on(config, "OPTIMIZER_FUSED");
 }
 
-void vlai_switches_describe(const vlai_config *config, const char *device, vlai_text *out)
+void vlai_switches_describe(const vlai_config *config, const char *device, int world, vlai_text *out)
 {
     vlai_switches now;
     vlai_switches_read(config, &now);
     for (int i = 0; i < SWITCHES && now.log; i++) {
         const char *effect = strcmp(device, "cpu") ? switches[i].gpu : switches[i].cpu, *value = getenv(switches[i].name);
+        if (switches[i].ranks && world < 2)
+            effect = "no effect on one rank: there is nothing to reduce";
         if (vlai_switch_is_on(switches[i].name))
             vlai_text_printf(out, "[WALLX_PERF] %s=%s: %s\n", switches[i].name, value, effect);
         else if (!(value && *value) && key_of(config, i))
             vlai_text_printf(out, "[WALLX_PERF] %s=true: %s\n", switches[i].spelled, effect);
-        else if (!(value && *value) && config && switches[i].kind == NUMBER && switches[i].spelled && vlai_config_origin(config, switches[i].spelled).file)
-            vlai_text_printf(out, "[WALLX_PERF] %s=%lld: %s\n", switches[i].spelled, (long long)config->perf.compile_recomp_limit, effect);
+        else if (!(value && *value) && config && switches[i].kind == NUMBER && vlai_config_origin(config, switches[i].spelled).file)
+            vlai_text_printf(out, "[WALLX_PERF] %s=%lld: %s\n", switches[i].spelled, (long long)number_of(config, i), effect);
     }
 }

@@ -15,11 +15,13 @@ VLA_BEGIN_DECLS
 typedef struct vlai_switches {
     bool attention;       /* WALLX_PERF_ATTN, ATTENTION_BACKEND=sdpa: fastest attention */
     bool alloc;           /* WALLX_PERF_ALLOC: offsets by lifetime, cheap recompute */
+    bool ddp;             /* WALLX_PERF_DDP: gradients reduced while the backward runs */
     bool compile;         /* WALLX_PERF_COMPILE: fusion of the decoder, replay, grouped optimizer */
     bool compile_visual;  /* WALLX_PERF_COMPILE_VISUAL: fusion of the tower */
     bool fused_optimizer; /* OPTIMIZER_FUSED, or WALLX_PERF_COMPILE */
     bool no_barrier;      /* WALLX_PERF_NO_TIMER_BARRIER: the host runs ahead of the device */
     bool log;             /* WALLX_PERF_LOG */
+    int64_t bucket_mb;    /* WALLX_PERF_BUCKET with ddp, 25 without */
     int64_t most_plans;   /* WALLX_PERF_COMPILE_RECOMP_LIMIT */
 } vlai_switches;
 
@@ -30,8 +32,8 @@ bool vlai_switch_is_on(const char *name);
 /* The number that a switch is set to, or `fallback` when it is unset, 0 or no number. */
 int64_t vlai_switch_number(const char *name, int64_t fallback);
 /* With WALLX_PERF_LOG: "[WALLX_PERF] NAME=value: what is done", one line per switch that is on. Nothing without it.
- * device: "cpu" or "cuda", as vla_executor_device says. */
-void vlai_switches_describe(const vlai_config *config, const char *device, vlai_text *out);
+ * device: "cpu" or "cuda", as vla_executor_device says. world: ranks that train together. */
+void vlai_switches_describe(const vlai_config *config, const char *device, int world, vlai_text *out);
 
 VLA_END_DECLS
 

@@ -655,6 +655,12 @@ static vla_status make_options(vlai_wallx_task *t, vla_error *err)
     o.most_plans = switches.most_plans;
     o.whole_step = switches.compile && o.accumulation == 1;
     o.ahead = switches.no_barrier;
+    o.zero = (int)c->dist.zero;
+    o.overlap = switches.ddp;
+    o.bucket_bytes = (size_t)switches.bucket_mb * 1000000;
+    o.gradient_dtype = c->dist.gradient_dtype == VLAI_GRADIENTS_BF16   ? VLA_BF16
+                       : c->dist.gradient_dtype == VLAI_GRADIENTS_FP32 ? VLA_F32
+                                                                       : VLA_DTYPE_NONE;
     o.global_loss = c->hyperparams.loss_normalization == VLAI_LOSS_GLOBAL;
     o.adamw = vlai_settings_adamw(c);
     o.groups = t->groups;

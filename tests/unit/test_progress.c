@@ -47,10 +47,10 @@ static void switches_speak_only_when_asked(void **state)
     setenv("WALLX_PERF_ATTN", "0", 1);
     setenv("WALLX_PERF_COMPILE_RECOMP_LIMIT", "8", 1);
     unsetenv("WALLX_PERF_LOG");
-    vlai_switches_describe(NULL, "cpu", &text);
+    vlai_switches_describe(NULL, "cpu", 1, &text);
     assert_int_equal(text.size, 0);
     setenv("WALLX_PERF_LOG", "1", 1);
-    vlai_switches_describe(NULL, "cpu", &text);
+    vlai_switches_describe(NULL, "cpu", 1, &text);
     assert_non_null(strstr(text.data, "[WALLX_PERF] WALLX_PERF_ALLOC=1: "));
     assert_non_null(strstr(text.data, "[WALLX_PERF] WALLX_PERF_COMPILE_RECOMP_LIMIT=8: "));
     assert_null(strstr(text.data, "ATTN"));
