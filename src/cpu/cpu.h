@@ -3,7 +3,7 @@
  * Each kernel is written once, in terms of `real`, and compiled for float and for double (cpu/instantiate.h). Floating
  * operands of a call are all `real`: the executor widens bf16 operands before the call and rounds results after it.
  * Integers are int32_t, pictures uint8_t; rstd, lse, loss and count results are `real` too. Raw ops (vlai_op_is_raw in
- * exec/plan.h) are the exception: copy, accumulate, sum_squares, clip_factor and adamw take every operand as it is stored
+ * exec/plan.h) are the exception: copy, accumulate, sum_squares, clip_factor, adamw and collectives take operands as stored
  * and look at its dtype (F32, F64 or BF16 for parameters, gradients and moments; F64 for norms and hyper; U16 for the low bits).
  *
  * Work is cut into tiles by shape alone and shared out by the pool, so that bits do not depend on the thread count; sums
@@ -32,6 +32,7 @@ typedef struct vlai_cpu_call {
     void *workspace;        /* 64-byte aligned */
     void *thread_workspace; /* thread t's part starts at t * workspace_per_thread */
     size_t workspace_per_thread;
+    struct vlai_comm *comm; /* collectives of more than one rank */
 } vlai_cpu_call;
 
 VLA_END_DECLS

@@ -3,6 +3,7 @@
 #include "cpu/attention.h"
 #include "cpu/gemm.h"
 #include "cpu/kernel.h"
+#include "dist/comm.h"
 
 static size_t round_64(int64_t bytes)
 {
@@ -81,6 +82,12 @@ void vlai_cpu_workspace(const vla_graph *g, const vlai_node *node, size_t *share
         break;
     case VLAI_OP_sum_squares:
         all = vlai_tiles(operand(g, node, 0)->elements, VLAI_CHUNK_ELEMENTS) * word;
+        break;
+    case VLAI_OP_reduce_scatter:
+        all = (int64_t)vlai_comm_scratch(operand(g, node, 0)->elements, operand(g, node, 0)->dtype, node->attrs.comm.world);
+        break;
+    case VLAI_OP_all_reduce:
+        all = 2 * (int64_t)vlai_comm_scratch(operand(g, node, 0)->elements, operand(g, node, 0)->dtype, node->attrs.comm.world);
         break;
     default:
         break;

@@ -41,6 +41,7 @@ struct vla_executor {
     char *arena, *workspace, *thread_workspace, *widen;
     size_t arena_bytes, workspace_bytes, per_thread, widen_bytes;
     size_t allocated, limit; /* device memory held, and the most that may be (0: all that there is) */
+    struct vlai_comm *comm; /* of the collectives; borrowed, NULL: rank 0 of 1 */
     void *state; /* of the backend */
 };
 

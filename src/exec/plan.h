@@ -18,11 +18,11 @@ struct vla_plan {
     double flops;
 };
 
-/* Operators that read and write stored types as they are (no widening): the optimiser's, and plain copies. */
+/* Operators that read and write stored types as they are (no widening): the optimiser's, plain copies, and collectives. */
 static inline bool vlai_op_is_raw(vlai_op op)
 {
     return op == VLAI_OP_copy || op == VLAI_OP_accumulate || op == VLAI_OP_sum_squares || op == VLAI_OP_clip_factor ||
-           op == VLAI_OP_adamw;
+           op == VLAI_OP_adamw || vlai_op_is_collective(op);
 }
 
 #endif

@@ -1,6 +1,7 @@
 /* Executors and runs, whatever the device: the calls of vla/run.h go to a backend (exec/executor.h). */
 #include "base/fail.h"
 #include "base/memory.h"
+#include "dist/comm.h"
 #include "exec/executor.h"
 #include "exec/state_names.h"
 #include "exec/store.h"
@@ -140,9 +141,24 @@ static vla_status bind_persistent(const vla_executor *ex, const vlai_value_info 
                  : vlai_fail(err, VLA_E_INVALID, "parameter '%s': the store is not on the device %s", v->name, ex->backend->name);
 }
 
+/* Collectives want a communicator with the place that the plan was made for. */
+static vla_status check_comm(const vla_executor *ex, const vla_graph *g, vla_error *err)
+{
+    for (size_t n = 0; n < g->n_nodes; n++) {
+        const vlai_node *node = &g->nodes[n];
+        if (!vlai_op_is_collective(node->op) || node->attrs.comm.world == 1)
+            continue;
+        if (node->attrs.comm.world != vlai_comm_world(ex->comm) || node->attrs.comm.rank != vlai_comm_rank(ex->comm))
+            return vlai_fail(err, VLA_E_INVALID, "the plan is for rank %d of %d, its executor's communicator is rank %d of %d", node->attrs.comm.rank,
+                             node->attrs.comm.world, vlai_comm_rank(ex->comm), vlai_comm_world(ex->comm));
+    }
+    return VLA_OK;
+}
+
 vla_status vla_run_create(vla_executor *ex, const vla_plan *plan, vla_store *store, vla_run **out, vla_error *err)
 {
     *out = NULL;
+    VLA_TRY(check_comm(ex, plan->graph, err));
     VLA_TRY(vla_executor_reserve(ex, plan, err));
     const vla_graph *g = plan->graph;
     vla_run *run = vlai_calloc(1, sizeof *run);

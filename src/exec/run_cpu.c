@@ -3,6 +3,7 @@
 #include "base/fail.h"
 #include "base/memory.h"
 #include "base/time.h"
+#include "dist/comm.h"
 #include "exec/executor.h"
 #include "exec/profile.h"
 
@@ -73,6 +74,7 @@ static vla_status cpu_bind(vla_run *run, vla_store *store, vla_error *err)
         const vlai_node *node = &g->nodes[n];
         calls[n].node = node;
         calls[n].pool = run->executor->pool;
+        calls[n].comm = run->executor->comm;
         for (int i = 0; i < node->n_inputs; i++)
             if (node->inputs[i] != VLA_NONE)
                 set_tensor(&calls[n].in[i], vlai_value(g, node->inputs[i]), run->data[node->inputs[i]]);
@@ -158,9 +160,13 @@ static void run_node(const vla_run *run, size_t n)
 
 static vla_status cpu_execute(vla_run *run, vla_error *err)
 {
-    (void)err;
-    for (size_t n = 0; n < run->plan->graph->n_nodes; n++)
+    const vla_graph *g = run->plan->graph;
+    char why[512];
+    for (size_t n = 0; n < g->n_nodes; n++) {
         run_node(run, n);
+        if (vlai_op_is_collective(g->nodes[n].op) && vlai_comm_error(run->executor->comm, why, sizeof why))
+            return vlai_fail(err, VLA_E_NCCL, "collective %d (%s): %s", g->nodes[n].attrs.comm.order, vlai_ops[g->nodes[n].op].name, why);
+    }
     return VLA_OK;
 }
 

@@ -11,6 +11,7 @@
 #include "base/fail.h"
 #include "base/io.h"
 #include "base/memory.h"
+#include "dist/comm.h"
 #include "kernels/gemm_choices.h"
 #include "vendor/cublaslt.h"
 #include "vendor/cudnn.h"
@@ -201,7 +202,7 @@ static void set_call(const vla_run *run, size_t n, vlai_cuda_call *call)
     const vlai_node *node = &g->nodes[n];
     int lane = lane_of(run, node);
     *call = (vlai_cuda_call){.node = node, .stream = d->lanes[lane], .workspace = d->scratch[lane], .workspace_bytes = d->scratch_bytes[lane],
-                             .multiprocessors = d->info.multiprocessors};
+                             .multiprocessors = d->info.multiprocessors, .comm = run->executor->comm};
     for (int i = 0; i < node->n_inputs; i++)
         if (node->inputs[i] != VLA_NONE)
             set_tensor(&call->in[i], vlai_value(g, node->inputs[i]), run->data[node->inputs[i]]);
@@ -387,6 +388,13 @@ vla_status vlai_cuda_launch_failed(const vla_run *run, size_t i, int code, vla_e
 {
     const vlai_cuda_run *r = run->state;
     size_t n = r->launches[i].first;
+    if (code == VLAI_CUDA_COLLECTIVE) {
+        const vlai_node *node = &run->plan->graph->nodes[n];
+        char why[512];
+        if (!vlai_comm_error(run->executor->comm, why, sizeof why))
+            snprintf(why, sizeof why, "the communicator is closed");
+        return vlai_fail(err, VLA_E_NCCL, "collective %d (%s): %s", node->attrs.comm.order, vlai_ops[node->op].name, why);
+    }
     return vlai_prefix(err, vlai_cuda_failed(err, code, vlai_ops[run->plan->graph->nodes[n].op].name), "node %zu", n);
 }
 

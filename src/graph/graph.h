@@ -75,6 +75,7 @@ typedef union vlai_attrs {
     struct { double beta1, beta2, eps, weight_decay; uint64_t key; int group, stochastic; } adamw; /* optim/rounding.h */
     vlai_chain chain;
     struct { double max_norm; int64_t index; } clip;      /* sum_squares: index; clip_factor: max_norm, 0 = no clip */
+    struct { int rank, world, order; } comm;              /* collectives; order: which of the plan's this is, from 0 */
 } vlai_attrs;
 
 typedef struct vlai_node {
@@ -121,6 +122,14 @@ int vlai_sums_at(const vlai_node *node, int k);
 int vlai_plain_outputs(const vlai_node *node); /* how many the others are */
 /* The usual case of one result; VLA_NONE after an error. */
 vla_value vlai_graph_op(vla_graph *g, vlai_op op, int n_inputs, const vla_value *inputs, const vlai_attrs *attrs);
+/* Collectives, see ops.def. Ranks of a world must make the same ones in the same order: `order` names it. */
+vla_value vlai_reduce_scatter(vla_graph *g, vla_value bucket, int rank, int world, int order);
+void vlai_all_gather(vla_graph *g, vla_value bucket, int rank, int world, int order);
+void vlai_all_reduce(vla_graph *g, vla_value x, int rank, int world, int order);
+static inline bool vlai_op_is_collective(vlai_op op)
+{
+    return op == VLAI_OP_reduce_scatter || op == VLAI_OP_all_gather || op == VLAI_OP_all_reduce;
+}
 /* A new value without producer. */
 vla_value vlai_graph_leaf(vla_graph *g, vlai_kind kind, const char *name, vla_dtype dtype, int rank,
                           const int64_t *shape);

@@ -15,6 +15,9 @@
 
 VLA_BEGIN_DECLS
 
+/* What a launcher of a collective returns when its communicator has failed: that says why (dist/comm.h). */
+enum { VLAI_CUDA_COLLECTIVE = 200000 };
+
 typedef struct vlai_cuda_tensor {
     void *data; /* device; NULL for an optional operand left out, and for a result that nobody wants */
     vla_dtype dtype;
@@ -31,6 +34,7 @@ typedef struct vlai_cuda_call {
     void *workspace; /* device scratch of the stream, 256-byte aligned */
     size_t workspace_bytes;
     int multiprocessors;
+    struct vlai_comm *comm; /* collectives of more than one rank */
     void *plan; /* what vlai_cuda_preparers made for this node when the run was bound, or NULL */
 } vlai_cuda_call;
 

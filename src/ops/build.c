@@ -213,3 +213,26 @@ vla_value vla_patchify(vla_graph *g, vla_value pixels, vla_value patches, const 
 {
     return vlai_graph_op(g, VLAI_OP_patchify, OPS(pixels, patches), &(vlai_attrs){.patchify = *options});
 }
+
+static vlai_attrs place(int rank, int world, int order)
+{
+    return (vlai_attrs){.comm = {.rank = rank, .world = world, .order = order}};
+}
+
+vla_value vlai_reduce_scatter(vla_graph *g, vla_value bucket, int rank, int world, int order)
+{
+    vlai_attrs attrs = place(rank, world, order);
+    return vlai_graph_op(g, VLAI_OP_reduce_scatter, OPS(bucket), &attrs);
+}
+
+void vlai_all_gather(vla_graph *g, vla_value bucket, int rank, int world, int order)
+{
+    vlai_attrs attrs = place(rank, world, order);
+    vlai_graph_add(g, VLAI_OP_all_gather, OPS(bucket), &attrs, NULL);
+}
+
+void vlai_all_reduce(vla_graph *g, vla_value x, int rank, int world, int order)
+{
+    vlai_attrs attrs = place(rank, world, order);
+    vlai_graph_add(g, VLAI_OP_all_reduce, OPS(x), &attrs, NULL);
+}

@@ -637,3 +637,36 @@ RULE(adamw)
     WANT(!present(node, 6) || (operand(g, node, 6)->dtype == VLA_U16 && same_shape(p, operand(g, node, 6))), "low bits u16 of the parameter's shape");
     return VLA_OK;
 }
+
+static bool is_place(const vlai_node *node)
+{
+    return node->attrs.comm.world >= 1 && node->attrs.comm.rank >= 0 && node->attrs.comm.rank < node->attrs.comm.world;
+}
+
+/* What can be summed over ranks. */
+static bool is_sum_type(vla_dtype d)
+{
+    return is_float(d) || d == VLA_I32 || d == VLA_I64;
+}
+
+RULE(reduce_scatter)
+{
+    const vlai_value_info *x = operand(g, node, 0);
+    WANT(is_place(node) && x->rank == 1 && is_sum_type(x->dtype) && x->shape[0] % node->attrs.comm.world == 0, "bucket [world n], and a rank below world");
+    set1(out, x->dtype, x->shape[0] / node->attrs.comm.world);
+    return VLA_OK;
+}
+
+RULE(all_gather)
+{
+    (void)out;
+    WANT(is_place(node) && operand(g, node, 0)->elements % node->attrs.comm.world == 0, "bucket of world n elements, and a rank below world");
+    return VLA_OK;
+}
+
+RULE(all_reduce)
+{
+    (void)out;
+    WANT(is_place(node) && is_sum_type(operand(g, node, 0)->dtype), "float, i32 or i64, and a rank below world");
+    return VLA_OK;
+}

@@ -1,0 +1,28 @@
+/* A transport behind vlai_comm: vendor/gloo.cc and vendor/nccl.c. Its functions return VLA_OK, or a status with the sentence
+ * in `err`; dist/comm.c keeps the first one. They are called for worlds of more than one rank alone. */
+#ifndef VLAI_COMM_IMPL_H
+#define VLAI_COMM_IMPL_H
+
+#include "dist/comm.h"
+
+VLA_BEGIN_DECLS
+
+typedef struct vlai_transport {
+    void (*close)(void *state);
+    vla_status (*reduce_scatter)(void *state, const void *in, void *out, int64_t n, vla_dtype dtype, void *scratch, void *stream, vla_error *err);
+    vla_status (*all_gather)(void *state, void *data, int64_t n, vla_dtype dtype, void *stream, vla_error *err);
+    vla_status (*all_reduce)(void *state, void *data, int64_t n, vla_dtype dtype, void *scratch, void *stream, vla_error *err);
+    /* What failed by itself, if anything; any thread. NULL: nothing ever does. */
+    vla_status (*poll)(void *state, vla_error *err);
+    /* Ends what is under way; any thread, once at most. */
+    void (*abort)(void *state);
+} vlai_transport;
+
+extern const vlai_transport vlai_gloo, vlai_nccl;
+/* `limit`: seconds until all ranks have to be there, and on a CPU those of every collective. */
+vla_status vlai_gloo_open(struct vlai_group *group, int rank, int world, double limit, void **state, vla_error *err);
+vla_status vlai_nccl_open(struct vlai_group *group, int rank, int world, double limit, int device, void **state, vla_error *err);
+
+VLA_END_DECLS
+
+#endif

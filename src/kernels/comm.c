@@ -1,0 +1,42 @@
+/* Collectives on a GPU: enqueued on the call's stream by the executor's communicator. */
+#include "dist/comm.h"
+#include "kernels/cuda.h"
+#include "kernels/device.h"
+
+static int result(vla_status status)
+{
+    return status == VLA_OK ? 0 : VLAI_CUDA_COLLECTIVE;
+}
+
+int vlai_cuda_reduce_scatter(const vlai_cuda_call *call)
+{
+    const vlai_cuda_tensor *in = &call->in[0], *out = &call->out[0];
+    if (!out->data)
+        return 0;
+    if (call->node->attrs.comm.world == 1)
+        return in->elements ? vlai_device_copy(out->data, in->data, (size_t)in->elements * vla_dtype_size(in->dtype), call->stream) : 0;
+    return result(vlai_comm_reduce_scatter(call->comm, in->data, out->data, out->elements, in->dtype, NULL, call->stream));
+}
+
+int vlai_cuda_all_gather(const vlai_cuda_call *call)
+{
+    const vlai_cuda_tensor *in = &call->in[0];
+    int world = call->node->attrs.comm.world;
+    return world == 1 ? 0 : result(vlai_comm_all_gather(call->comm, in->data, in->elements / world, in->dtype, call->stream));
+}
+
+int vlai_cuda_all_reduce(const vlai_cuda_call *call)
+{
+    const vlai_cuda_tensor *in = &call->in[0];
+    return call->node->attrs.comm.world == 1 ? 0 : result(vlai_comm_all_reduce(call->comm, in->data, in->elements, in->dtype, NULL, call->stream));
+}
+
+#define NO_WORKSPACE(name)                                                              \
+    size_t vlai_cuda_workspace_##name(const vla_graph *g, const vlai_node *node)        \
+    {                                                                                   \
+        (void)g, (void)node;                                                            \
+        return 0;                                                                       \
+    }
+NO_WORKSPACE(reduce_scatter)
+NO_WORKSPACE(all_gather)
+NO_WORKSPACE(all_reduce)
