@@ -30,6 +30,7 @@
     X(NCCL, "a collective failed")                           \
     X(NONFINITE, "a value is NaN or infinite")               \
     X(CANCELLED, "stopped on request")                       \
+    X(LOST, "a rank of the run was lost")                    \
     X(INTERNAL, "an invariant of the program is broken")
 
 typedef enum vla_status {
