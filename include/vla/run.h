@@ -39,6 +39,14 @@ typedef enum vla_store_use {
     VLA_STORE_STEP, /* no gradients: they live in the plan that makes and uses them (vla_graph_step) */
 } vla_store_use;
 
+/* One rank of several that train the same parameters. */
+typedef struct vla_shard_options {
+    size_t size; /* of this struct */
+    int rank, world;
+    size_t bucket_bytes; /* of gradients of the weights' own type that are reduced at once, but for tensors larger than that */
+    int zero; /* every rank keeps moments and low bits of its own share alone; 0: of everything */
+} vla_shard_options;
+
 typedef struct vla_tensor {
     const char *name;
     void *data;
@@ -57,18 +65,25 @@ VLA_API vla_status vla_store_add(vla_store *store, const char *name, vla_dtype d
                                  int group, vla_error *err);
 /* Lays out the arenas; everything is zero. No more parameters after that. */
 VLA_API vla_status vla_store_allocate(vla_store *store, vla_numerics numerics, vla_store_use use, vla_error *err);
+/* After the last parameter and before memory: the store becomes that of one rank. Weights and gradients stay whole on every
+ * rank; of VLA_STORE_M, V and LOW each keeps slices that together are the whole. World 1 changes nothing. */
+VLA_API vla_status vla_store_shard(vla_store *store, const vla_shard_options *options, vla_error *err);
+/* The elements of a tensor that this rank keeps, in the checkpoint's order: all where nothing is shared out, none for some
+ * tensors. Only they can be read and written. Known once the store is laid out or allocated. */
+VLA_API void vla_store_slice(const vla_store *store, vla_store_kind kind, size_t index, int64_t *first, int64_t *count);
 VLA_API size_t vla_store_count(const vla_store *store);
 VLA_API int64_t vla_store_find(const vla_store *store, const char *name); /* -1 when absent */
 /* Before vla_store_allocate: keeps a parameter in memory as runs of `run` elements, each `pitch` elements after the one before,
  * with zeros between that stay zero (their gradient must be). Graphs then see elements / run * pitch elements, so that a
  * width that no tensor core likes can be rounded up; shapes, checkpoints and the calls below keep the checkpoint's order. */
 VLA_API vla_status vla_store_pad(vla_store *store, const char *name, int64_t run, int64_t pitch, vla_error *err);
-/* Shape and elements of the checkpoint. data is NULL when the kind is not kept for this parameter; it is in the checkpoint's
- * order unless the parameter is padded. */
+/* Shape and elements of the checkpoint. data is NULL when the kind is not kept for this parameter, or not all of it on
+ * this rank; it is in the checkpoint's order unless the parameter is padded. */
 VLA_API vla_tensor vla_store_tensor(const vla_store *store, vla_store_kind kind, size_t index);
 /* Bytes that the layout takes, also before vla_store_allocate (for planning). */
 VLA_API size_t vla_store_bytes(const vla_store *store, vla_store_kind kind, vla_numerics numerics, vla_store_use use);
-/* The fp32 value of a weight: master where there is one, else the weight itself. */
+/* The fp32 value of a weight: its master where this rank keeps one, else the weight itself. set: every rank of a sharded store
+ * sets the whole tensor, so that all have the same weights. */
 VLA_API void vla_store_get_float(const vla_store *store, size_t index, int64_t first, int64_t n, float *out);
 VLA_API void vla_store_set_float(vla_store *store, size_t index, int64_t first, int64_t n, const float *values);
 VLA_API void vla_store_zero_gradients(vla_store *store);

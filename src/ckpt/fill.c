@@ -85,9 +85,19 @@ static void convert(const float *values, int64_t n, vla_dtype dtype, void *out)
 /* Where the tile's elements stand side by side in host memory; NULL when they do not, or not there. */
 static char *place(const vla_store *s, vla_store_kind kind, const vlai_param *p, int64_t first)
 {
-    if (!s->arena[kind] || s->device[kind] || p->dtype[kind] == VLA_DTYPE_NONE || p->run != p->pitch)
+    if (!s->arena[kind] || s->device[kind] || p->dtype[kind] == VLA_DTYPE_NONE || p->run != p->pitch || s->world > 1)
         return NULL;
     return (char *)s->arena[kind] + p->offset[kind] + (size_t)first * vla_dtype_size(p->dtype[kind]);
+}
+
+/* What this rank keeps of n elements from `first` on. */
+static vla_status write_own(vla_store *s, vla_store_kind kind, size_t index, int64_t first, int64_t n, const char *data, vla_error *err)
+{
+    int64_t own, count;
+    vla_store_slice(s, kind, index, &own, &count);
+    int64_t low = first > own ? first : own, high = first + n < own + count ? first + n : own + count;
+    size_t size = vla_dtype_size(s->params[index].dtype[kind]);
+    return low < high ? vla_store_write(s, kind, index, low, high - low, data + (size_t)(low - first) * size, err) : VLA_OK;
 }
 
 static vla_status fill_tile(const job *j, const vlai_fill_tile *t, room *r, vla_error *err)
@@ -114,8 +124,8 @@ static vla_status fill_tile(const job *j, const vlai_fill_tile *t, room *r, vla_
         memset(low, 0, (size_t)t->n * sizeof(uint16_t));
     if (direct)
         return VLA_OK;
-    VLA_TRY(vla_store_write(s, j->kind, t->index, t->first, t->n, kept, err));
-    return has_low ? vla_store_write(s, VLA_STORE_LOW, t->index, t->first, t->n, low, err) : VLA_OK;
+    VLA_TRY(write_own(s, j->kind, t->index, t->first, t->n, kept, err));
+    return has_low ? write_own(s, VLA_STORE_LOW, t->index, t->first, t->n, low, err) : VLA_OK;
 }
 
 static void run_tile(void *context, int64_t tile, int thread)
@@ -152,7 +162,7 @@ static vla_status make_rooms(job *j, int threads, vla_error *err)
     for (size_t i = 0; i < s->count; i++)
         most = s->params[i].elements > most ? s->params[i].elements : most;
     size_t n = (size_t)(most < TILE ? most : TILE) + 1;
-    bool staged = s->device[j->kind] != NULL;
+    bool staged = s->device[j->kind] != NULL || s->world > 1;
     for (size_t i = 0; i < s->count; i++)
         staged |= s->params[i].run != s->params[i].pitch;
     bool low = staged && j->kind == VLA_STORE_WEIGHT;

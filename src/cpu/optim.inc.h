@@ -165,8 +165,10 @@ VLAI_CLONES static void L(adamw_tile)(void *context, int64_t tile, int thread)
     uint16_t *high = call->in[0].data, *low = call->in[6].data;
     real p[L(BLOCK)], g[L(BLOCK)], m[L(BLOCK)], v[L(BLOCK)];
     vlai_span span = vlai_span_of(tile, VLAI_TILE_UPDATE, call->in[0].elements);
-    for (int64_t at = span.first; at < span.end; at += L(BLOCK)) {
-        int64_t n = span.end - at < L(BLOCK) ? span.end - at : L(BLOCK);
+    for (int64_t at = span.first, n; at < span.end; at += n) {
+        int64_t index = call->node->attrs.adamw.first + at, same = ((int64_t)1 << 32) - (index & 0xFFFFFFFF);
+        n = span.end - at < L(BLOCK) ? span.end - at : L(BLOCK);
+        n = n < same ? n : same; /* a block crosses no 2^32, where the key of rounding changes */
         if (split)
             L(load_master)(high + at, low + at, n, p);
         else
@@ -193,9 +195,9 @@ VLAI_CLONES static void L(adamw_tile)(void *context, int64_t tile, int thread)
             continue;
         }
         vlai_rounding rounding = vlai_rounding_of((uint64_t)hyper[VLA_HYPER_SEED], (uint64_t)hyper[VLA_HYPER_UPDATE],
-                                                  call->node->attrs.adamw.key, (uint32_t)(at >> 32)); /* a block crosses no 2^32 */
+                                                  call->node->attrs.adamw.key, (uint32_t)(index >> 32));
         for (int64_t i = 0; i < n; i++) {
-            vlai_rounding_bits bits = vlai_rounding_draw(rounding, (uint32_t)(at + i));
+            vlai_rounding_bits bits = vlai_rounding_draw(rounding, (uint32_t)(index + i));
             high[at + i] = vlai_bf16_stochastic((float)p[i], bits.weight);
             ((uint16_t *)call->in[2].data)[at + i] = vlai_bf16_stochastic((float)m[i], bits.m);
             ((uint16_t *)call->in[3].data)[at + i] = vlai_bf16_stochastic((float)v[i], bits.v);

@@ -1,6 +1,7 @@
 /* The store: every persistent tensor of a run, in one flat arena per kind, in checkpoint order. */
 #include "exec/store.h"
 #include "exec/executor.h"
+#include "exec/shard.h"
 
 #include "base/bf16.h"
 #include "base/fail.h"
@@ -8,9 +9,6 @@
 
 #include <stdbool.h>
 #include <string.h>
-
-/* What matrix units and vector loads of every device are content with. */
-enum { ALIGN = 256 };
 
 vla_status vla_store_create(vla_store **out, vla_error *err)
 {
@@ -29,6 +27,8 @@ void vla_store_destroy(vla_store *store)
     }
     vlai_free(store->params);
     vlai_free(store->table);
+    vlai_free(store->buckets);
+    vlai_free(store->members);
     vlai_arena_fini(&store->names);
     vlai_free(store);
 }
@@ -78,13 +78,13 @@ vla_status vla_store_add(vla_store *store, const char *name, vla_dtype dtype, in
         return vlai_fail(err, VLA_E_SHAPE, "parameter '%s': rank %d, at most 8", name, rank);
     VLA_TRY(vlai_reserve((void **)&store->params, &store->capacity, store->count, sizeof *store->params, err));
     vlai_param *p = &store->params[store->count];
-    *p = (vlai_param){.symbolic = dtype, .rank = rank, .elements = 1, .group = group};
+    *p = (vlai_param){.symbolic = dtype, .rank = rank, .elements = 1, .group = group, .bucket = -1};
     for (int i = 0; i < rank; i++) {
         p->shape[i] = shape[i];
         if (shape[i] < 0 || __builtin_mul_overflow(p->elements, shape[i], &p->elements))
             return vlai_fail(err, VLA_E_SHAPE, "parameter '%s': dimension %d is %lld", name, i, (long long)shape[i]);
     }
-    p->run = p->pitch = p->stored = p->elements;
+    p->run = p->pitch = p->stored = p->count = p->elements;
     p->name = vlai_arena_strdup(&store->names, name);
     if (!p->name)
         return vlai_nomem(err, strlen(name));
@@ -117,61 +117,13 @@ vla_status vla_store_pad(vla_store *store, const char *name, int64_t run, int64_
                          (long long)run, (long long)pitch);
     p->run = run;
     p->pitch = pitch;
-    p->stored = stored;
+    p->stored = p->count = stored;
     return VLA_OK;
-}
-
-/* The stored type of each kind: one row per numerics mode. Low bits exist for bf16 weights with fp32 masters only. */
-static vla_dtype stored_type(const vlai_param *p, vla_store_kind kind, vla_numerics numerics, vla_store_use use)
-{
-    vla_dtype precise = numerics == VLA_FP64 ? VLA_F64 : VLA_F32;
-    bool low_precision = numerics != VLA_FP32 && numerics != VLA_FP64 && p->symbolic == VLA_COMPUTE;
-    switch (kind) {
-    case VLA_STORE_WEIGHT: return low_precision ? VLA_BF16 : precise;
-    case VLA_STORE_GRADIENT:
-        return use == VLA_STORE_PREDICT || use == VLA_STORE_STEP ? VLA_DTYPE_NONE
-               : use == VLA_STORE_ACCUMULATE || !low_precision ? precise : VLA_BF16;
-    case VLA_STORE_M:
-    case VLA_STORE_V:
-        return use == VLA_STORE_PREDICT ? VLA_DTYPE_NONE
-               : low_precision && numerics != VLA_BF16_MASTER ? VLA_BF16 : precise;
-    case VLA_STORE_LOW:
-        return use != VLA_STORE_PREDICT && low_precision && numerics == VLA_BF16_MASTER ? VLA_U16 : VLA_DTYPE_NONE;
-    default: return VLA_DTYPE_NONE;
-    }
-}
-
-static size_t padded(size_t bytes)
-{
-    return (bytes + ALIGN - 1) & ~(size_t)(ALIGN - 1);
-}
-
-size_t vla_store_bytes(const vla_store *store, vla_store_kind kind, vla_numerics numerics, vla_store_use use)
-{
-    size_t total = 0;
-    for (size_t i = 0; i < store->count; i++)
-        total += padded((size_t)store->params[i].stored * vla_dtype_size(stored_type(&store->params[i], kind, numerics, use)));
-    return total;
-}
-
-void vlai_store_lay_out(vla_store *store, vla_numerics numerics, vla_store_use use)
-{
-    store->numerics = numerics;
-    store->use = use;
-    for (int k = 0; k < VLA_STORE_KINDS; k++) {
-        size_t offset = 0;
-        for (size_t i = 0; i < store->count; i++) {
-            vlai_param *p = &store->params[i];
-            p->dtype[k] = stored_type(p, k, numerics, use);
-            p->offset[k] = offset;
-            offset += padded((size_t)p->stored * vla_dtype_size(p->dtype[k]));
-        }
-    }
 }
 
 vla_status vla_store_allocate(vla_store *store, vla_numerics numerics, vla_store_use use, vla_error *err)
 {
-    vlai_store_lay_out(store, numerics, use);
+    VLA_TRY(vlai_store_lay_out(store, numerics, use, err));
     for (int k = 0; k < VLA_STORE_KINDS; k++) {
         size_t total = vla_store_bytes(store, k, numerics, use);
         if (total == 0 && k != VLA_STORE_WEIGHT)
@@ -190,7 +142,7 @@ vla_status vla_store_allocate_on(vla_store *store, vla_executor *ex, vla_numeric
 {
     if (!ex->backend->store_alloc)
         return vla_store_allocate(store, numerics, use, err);
-    vlai_store_lay_out(store, numerics, use);
+    VLA_TRY(vlai_store_lay_out(store, numerics, use, err));
     store->executor = ex;
     for (int k = 0; k < VLA_STORE_KINDS; k++) {
         store->bytes[k] = vla_store_bytes(store, (vla_store_kind)k, numerics, use);
@@ -208,12 +160,19 @@ vla_status vla_store_allocate_on(vla_store *store, vla_executor *ex, vla_numeric
     return VLA_OK;
 }
 
-/* Host memory of an element, or NULL. */
+/* Bytes into a kind's arena at which an element of the slice stands. */
+static size_t offset_of(const vlai_param *p, vla_store_kind kind, int64_t element)
+{
+    return p->offset[kind] + (size_t)(vlai_param_at(p, element) - vlai_param_origin(p, kind)) * vla_dtype_size(p->dtype[kind]);
+}
+
+/* Host memory of an element, or NULL: also where another rank keeps it. */
 static void *place_of(const vla_store *store, vla_store_kind kind, const vlai_param *p, int64_t element)
 {
-    if (!store->arena[kind] || p->dtype[kind] == VLA_DTYPE_NONE)
+    int64_t at = vlai_param_at(p, element) - vlai_param_origin(p, kind);
+    if (!store->arena[kind] || p->dtype[kind] == VLA_DTYPE_NONE || at < 0 || at >= vlai_param_kept(p, kind))
         return NULL;
-    return (char *)store->arena[kind] + p->offset[kind] + (size_t)vlai_param_at(p, element) * vla_dtype_size(p->dtype[kind]);
+    return (char *)store->arena[kind] + offset_of(p, kind, element);
 }
 
 void vlai_param_copy(const vlai_param *p, size_t size, int64_t first, int64_t n, void *range, void *packed, int pack)
@@ -239,7 +198,7 @@ static vla_status transfer_padded(const vla_store *store, vla_store_kind kind, c
     for (int64_t done = 0, m; status == VLA_OK && done < n; done += m) {
         m = n - done < PART ? n - done : PART;
         int64_t base = vlai_param_at(p, first + done), end = vlai_param_at(p, first + done + m - 1) + 1;
-        void *home = (char *)store->device[kind] + p->offset[kind] + (size_t)base * size;
+        void *home = (char *)store->device[kind] + offset_of(p, kind, first + done);
         if (to_store) {
             memset(range, 0, (size_t)(end - base) * size);
             vlai_param_copy(p, size, first + done, m, range, data + (size_t)done * size, 0);
@@ -263,13 +222,18 @@ static vla_status transfer(const vla_store *store, vla_store_kind kind, size_t i
                          (long long)(first + n), (long long)(p->dtype[kind] == VLA_DTYPE_NONE ? 0 : p->elements));
     if (n == 0)
         return VLA_OK;
+    int64_t own, count;
+    vla_store_slice(store, kind, index, &own, &count);
+    if (first < own || first + n > own + count)
+        return vlai_fail(err, VLA_E_INVALID, "parameter '%s': elements %lld to %lld of its optimizer state, rank %d of %d keeps %lld to %lld", p->name,
+                         (long long)first, (long long)(first + n), store->rank, store->world, (long long)own, (long long)(own + count));
     if (!store->device[kind])
         vlai_param_copy(p, size, first, n, place_of(store, kind, p, first), data, !to_store);
     else if (vlai_param_span(p, first, n) < n)
         return transfer_padded(store, kind, p, first, n, data, to_store, err);
     else
-        return store->executor->backend->store_copy(store->executor, (char *)store->device[kind] + p->offset[kind] + (size_t)vlai_param_at(p, first) * size,
-                                                    data, (size_t)n * size, to_store, err);
+        return store->executor->backend->store_copy(store->executor, (char *)store->device[kind] + offset_of(p, kind, first), data, (size_t)n * size,
+                                                    to_store, err);
     return VLA_OK;
 }
 
@@ -300,7 +264,7 @@ vla_tensor vla_store_tensor(const vla_store *store, vla_store_kind kind, size_t 
     const vlai_param *p = &store->params[index];
     vla_tensor t = {.name = p->name, .dtype = p->dtype[kind], .rank = p->rank, .elements = p->elements};
     memcpy(t.shape, p->shape, sizeof p->shape);
-    if (store->arena[kind] && p->dtype[kind] != VLA_DTYPE_NONE)
+    if (store->arena[kind] && p->dtype[kind] != VLA_DTYPE_NONE && vlai_param_kept(p, kind) == p->stored)
         t.data = (char *)store->arena[kind] + p->offset[kind];
     return t;
 }
@@ -404,14 +368,25 @@ static bool is_remote(const vla_store *store)
     return store->device[VLA_STORE_WEIGHT] && !store->arena[VLA_STORE_WEIGHT];
 }
 
+/* How many of the n weights from `first` on lie side by side and have their low bits all here (*low), or all elsewhere. */
+static int64_t weight_span(const vla_store *store, size_t index, int64_t first, int64_t n, bool *low)
+{
+    const vlai_param *p = &store->params[index];
+    int64_t own, count;
+    vla_store_slice(store, VLA_STORE_LOW, index, &own, &count);
+    *low = p->dtype[VLA_STORE_LOW] != VLA_DTYPE_NONE && first >= own && first < own + count;
+    int64_t left = first < own ? own - first : first < own + count ? own + count - first : n;
+    return vlai_param_span(p, first, n < left ? n : left);
+}
+
 static void get_remote(const vla_store *store, size_t index, int64_t first, int64_t n, float *out)
 {
     const vlai_param *p = &store->params[index];
     double kept[REMOTE];
     uint16_t low[REMOTE];
-    bool split = p->dtype[VLA_STORE_LOW] != VLA_DTYPE_NONE;
+    bool split;
     for (int64_t done = 0, m; done < n; done += m) {
-        m = n - done < REMOTE ? n - done : REMOTE;
+        m = weight_span(store, index, first + done, n - done < REMOTE ? n - done : REMOTE, &split);
         memset(kept, 0, sizeof kept);
         memset(low, 0, sizeof low);
         (void)vla_store_read(store, VLA_STORE_WEIGHT, index, first + done, m, kept, NULL);
@@ -421,17 +396,18 @@ static void get_remote(const vla_store *store, size_t index, int64_t first, int6
     }
 }
 
-static void put_floats(vla_dtype dtype, const float *from, int64_t n, void *to, uint16_t *low)
+/* split: the weight is the upper half of a master, whose low bits go to `low`, or (NULL) are kept by another rank. */
+static void put_floats(vla_dtype dtype, const float *from, int64_t n, void *to, bool split, uint16_t *low)
 {
-    uint16_t *half = to;
+    uint16_t *half = to, lost;
     if (dtype == VLA_F32)
         memcpy(to, from, (size_t)n * sizeof *from);
     else if (dtype == VLA_F64)
         for (int64_t i = 0; i < n; i++)
             ((double *)to)[i] = (double)from[i];
-    else if (low)
+    else if (split)
         for (int64_t i = 0; i < n; i++)
-            split_master(from[i], &half[i], &low[i]);
+            split_master(from[i], &half[i], low ? &low[i] : &lost);
     else
         for (int64_t i = 0; i < n; i++)
             half[i] = vlai_bf16_from_float(from[i]);
@@ -442,12 +418,12 @@ static void set_remote(vla_store *store, size_t index, int64_t first, int64_t n,
     const vlai_param *p = &store->params[index];
     double kept[REMOTE];
     uint16_t low[REMOTE];
-    bool split = p->dtype[VLA_STORE_LOW] != VLA_DTYPE_NONE;
+    bool own;
     for (int64_t done = 0, m; done < n; done += m) {
-        m = n - done < REMOTE ? n - done : REMOTE;
-        put_floats(p->dtype[VLA_STORE_WEIGHT], values + done, m, kept, split ? low : NULL);
+        m = weight_span(store, index, first + done, n - done < REMOTE ? n - done : REMOTE, &own);
+        put_floats(p->dtype[VLA_STORE_WEIGHT], values + done, m, kept, p->dtype[VLA_STORE_LOW] != VLA_DTYPE_NONE, low);
         (void)vla_store_write(store, VLA_STORE_WEIGHT, index, first + done, m, kept, NULL);
-        if (split)
+        if (own)
             (void)vla_store_write(store, VLA_STORE_LOW, index, first + done, m, low, NULL);
     }
 }
@@ -455,12 +431,13 @@ static void set_remote(vla_store *store, size_t index, int64_t first, int64_t n,
 void vla_store_get_float(const vla_store *store, size_t index, int64_t first, int64_t n, float *out)
 {
     const vlai_param *p = &store->params[index];
+    bool own;
     if (is_remote(store)) {
         get_remote(store, index, first, n, out);
         return;
     }
     for (int64_t done = 0, m; done < n; done += m) {
-        m = vlai_param_span(p, first + done, n - done);
+        m = weight_span(store, index, first + done, n - done, &own);
         floats_of(p->dtype[VLA_STORE_WEIGHT], place_of(store, VLA_STORE_WEIGHT, p, first + done), place_of(store, VLA_STORE_LOW, p, first + done), m,
                   out + done);
     }
@@ -469,13 +446,14 @@ void vla_store_get_float(const vla_store *store, size_t index, int64_t first, in
 void vla_store_set_float(vla_store *store, size_t index, int64_t first, int64_t n, const float *values)
 {
     const vlai_param *p = &store->params[index];
+    bool own;
     if (is_remote(store)) {
         set_remote(store, index, first, n, values);
         return;
     }
     for (int64_t done = 0, m; done < n; done += m) {
-        m = vlai_param_span(p, first + done, n - done);
+        m = weight_span(store, index, first + done, n - done, &own);
         put_floats(p->dtype[VLA_STORE_WEIGHT], values + done, m, place_of(store, VLA_STORE_WEIGHT, p, first + done),
-                   place_of(store, VLA_STORE_LOW, p, first + done));
+                   p->dtype[VLA_STORE_LOW] != VLA_DTYPE_NONE, place_of(store, VLA_STORE_LOW, p, first + done));
     }
 }

@@ -16,6 +16,9 @@ typedef struct vlai_param {
     int group;
     vla_dtype dtype[VLA_STORE_KINDS]; /* VLA_DTYPE_NONE: not kept */
     size_t offset[VLA_STORE_KINDS];
+    int32_t bucket;       /* of a sharded store, else -1; also -1 where there are no elements */
+    int64_t position;     /* in its class, see exec/shard.h */
+    int64_t first, count; /* stored elements that this rank steps: 0 and all unless the optimizer's state is sharded */
 } vlai_param;
 
 struct vla_store {
@@ -30,6 +33,13 @@ struct vla_store {
     size_t bytes[VLA_STORE_KINDS];
     vla_executor *executor; /* of the second home, or NULL */
     void *device[VLA_STORE_KINDS];
+    int rank, world; /* world 0 or 1: the store is whole */
+    bool zero;       /* M, V and LOW keep slices */
+    size_t bucket_bytes;
+    struct vlai_store_bucket *buckets;
+    int32_t *members; /* of all buckets */
+    size_t n_buckets;
+    size_t base[VLA_STORE_KINDS][2]; /* bytes at which the classes begin: VLA_COMPUTE, VLA_PRECISE */
 };
 
 /* Where element e of the checkpoint's order stands. */
@@ -57,7 +67,7 @@ void vlai_param_copy(const vlai_param *p, size_t size, int64_t first, int64_t n,
 void vlai_store_floats(const vla_store *store, vla_store_kind kind, size_t index, int64_t first, int64_t n, float *out);
 /* FNV-1a. The same name has the same hash everywhere: it is also the key of stochastic rounding. */
 uint64_t vlai_hash_name(const char *name);
-/* Types and offsets without memory, for plans of runs that will not be started. */
-void vlai_store_lay_out(vla_store *store, vla_numerics numerics, vla_store_use use);
+/* Types and offsets without memory, for plans of runs that will not be started (exec/shard.c). */
+vla_status vlai_store_lay_out(vla_store *store, vla_numerics numerics, vla_store_use use, vla_error *err);
 
 #endif

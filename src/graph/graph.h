@@ -72,7 +72,7 @@ typedef union vlai_attrs {
     struct { int n; int64_t widths[VLAI_MAX_OUTPUTS]; } split;
     struct { int dim; double period; } sinusoid;
     vla_patchify_options patchify;
-    struct { double beta1, beta2, eps, weight_decay; uint64_t key; int group, stochastic; } adamw; /* optim/rounding.h */
+    struct { double beta1, beta2, eps, weight_decay; uint64_t key; int group, stochastic; int64_t first; } adamw; /* optim/rounding.h; first: of a slice, in the whole tensor */
     vlai_chain chain;
     struct { double max_norm; int64_t index; } clip;      /* sum_squares: index; clip_factor: max_norm, 0 = no clip */
     struct { int rank, world, order; } comm;              /* collectives; order: which of the plan's this is, from 0 */

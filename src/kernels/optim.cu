@@ -5,8 +5,8 @@
  *     adamw        p *= 1 - lr wd; m += (1-b1)(g - m); v = b2 v + (1-b2) g^2; p -= lr/bc1 m / (sqrt(v) (1/sqrt(bc2)) + eps)
  *
  * Both forms, one tensor per launch and many (kernels/optim.h), cut tensors into chunks of VLAI_OPTIM_CHUNK elements and run
- * the same device function on each. adamw rounds every step as the CPU twin does (no fused multiply-add), so that both give
- * the same bits. A bf16 parameter with low bits is a float master: its upper half, rounded half up, and its lower 16 bits.
+ * the same device function on each. A slice of a tensor is cut where the whole tensor would be. adamw rounds every step as
+ * the CPU twin does (no fused multiply-add), so that both give the same bits. A bf16 parameter with low bits is a float master: its upper half, rounded half up, and its lower 16 bits.
  * Bytes per element: 16-bit parameter, low bits and gradient, fp32 moments: 14 read, 12 written; all bf16: 8 and 6.
  * Expected: 0.9 of copy bandwidth. */
 #include "kernels/optim.h"
@@ -22,7 +22,8 @@ namespace {
 
 enum { PACK = 8, PIECE = PACK * THREADS, CHUNK = VLAI_OPTIM_CHUNK };
 
-/* Chunk `index` of tensor `tensor` of a table: elements index * CHUNK and on. */
+/* Chunk `index` of tensor `tensor` of a table: elements index * CHUNK and on, in adamw less what a slice begins behind the
+ * last cut before it. */
 struct chunk {
     uint32_t tensor, index;
 };
@@ -191,7 +192,7 @@ struct adamw_record {
     const void *g; /* NULL: zero */
     void *m, *v;
     uint16_t *low; /* lower halves, for bf16 parameters of masters */
-    int64_t n;
+    int64_t n, first; /* first: of the slice, in the whole tensor */
     double weight_decay;
     float b1, b2, c2, eps;
     int group;
@@ -270,8 +271,8 @@ __device__ inline void adamw_whole(const adamw_record &t, int64_t at, const adam
         adamw_one(xp.y, xg.y, xm.y, xv.y, numbers.step, t);
         if constexpr (STORE == STOCHASTIC) {
             uint16_t hp[2], hm[2], hv[2];
-            round_stochastic(xp.x, xm.x, xv.x, numbers.rounding, (uint32_t)at + 2 * k, hp[0], hm[0], hv[0]);
-            round_stochastic(xp.y, xm.y, xv.y, numbers.rounding, (uint32_t)at + 2 * k + 1, hp[1], hm[1], hv[1]);
+            round_stochastic(xp.x, xm.x, xv.x, numbers.rounding, (uint32_t)(t.first + at) + 2 * k, hp[0], hm[0], hv[0]);
+            round_stochastic(xp.y, xm.y, xv.y, numbers.rounding, (uint32_t)(t.first + at) + 2 * k + 1, hp[1], hm[1], hv[1]);
             p.set_halves(k, hp[0], hp[1]);
             m.set_halves(k, hm[0], hm[1]);
             v.set_halves(k, hv[0], hv[1]);
@@ -308,7 +309,7 @@ __device__ inline void adamw_element(const adamw_record &t, int64_t i, const ada
         xp = to_float(*p);
     adamw_one(xp, xg, xm, xv, numbers.step, t);
     if constexpr (STORE == STOCHASTIC) {
-        round_stochastic(xp, xm, xv, numbers.rounding, (uint32_t)i, *(uint16_t *)p, *(uint16_t *)m, *(uint16_t *)v);
+        round_stochastic(xp, xm, xv, numbers.rounding, (uint32_t)(t.first + i), *(uint16_t *)p, *(uint16_t *)m, *(uint16_t *)v);
         return;
     }
     if constexpr (STORE == SPLIT)
@@ -319,10 +320,12 @@ __device__ inline void adamw_element(const adamw_record &t, int64_t i, const ada
     *v = from_float<M>(xv);
 }
 
-/* Elements first and on of a tensor, at most CHUNK, on a block. P, G, M: stored parameter, gradient, moments. */
+/* Chunk `index` of a tensor or slice on a block. P, G, M: stored parameter, gradient, moments. No chunk crosses a multiple of
+ * 2^32 elements of the whole tensor, where the key of rounding changes. */
 template <class P, class G, class M, storing STORE>
-__device__ void adamw_chunk(const adamw_record &t, int64_t first, const double *hyper, const double *clip)
+__device__ void adamw_chunk(const adamw_record &t, uint32_t index, const double *hyper, const double *clip)
 {
+    int64_t cut = (t.first / CHUNK + index) * (int64_t)CHUNK;
     __shared__ adamw_numbers shared_numbers;
     if (threadIdx.x == 0) { /* in double as on the host, where products are rounded before they are subtracted */
         double rate = hyper[VLA_HYPER_RATES + t.group];
@@ -330,13 +333,13 @@ __device__ void adamw_chunk(const adamw_record &t, int64_t first, const double *
                                (float)(1 / sqrt(hyper[VLA_HYPER_BIAS2])), (float)clip[1]};
         shared_numbers.skip = clip[2] == 0;
         if constexpr (STORE == STOCHASTIC)
-            shared_numbers.rounding = vlai_rounding_of((uint64_t)hyper[VLA_HYPER_SEED], (uint64_t)hyper[VLA_HYPER_UPDATE], t.key, (uint32_t)(first >> 32));
+            shared_numbers.rounding = vlai_rounding_of((uint64_t)hyper[VLA_HYPER_SEED], (uint64_t)hyper[VLA_HYPER_UPDATE], t.key, (uint32_t)(cut >> 32));
     }
     __syncthreads();
     adamw_numbers numbers = shared_numbers;
     if (numbers.skip)
         return;
-    int64_t end = first + CHUNK < t.n ? first + CHUNK : t.n;
+    int64_t first = cut > t.first ? cut - t.first : 0, end = cut + CHUNK - t.first < t.n ? cut + CHUNK - t.first : t.n;
 #pragma unroll 1
     for (int64_t at = first + threadIdx.x * PACK; at < end; at += PIECE) {
         if (t.vector && at + PACK <= end)
@@ -351,7 +354,7 @@ __device__ void adamw_chunk(const adamw_record &t, int64_t first, const double *
 template <class P, class G, class M, storing STORE>
 __global__ void __launch_bounds__(THREADS, 4) adamw_kernel(adamw_record t, const double *hyper, const double *clip)
 {
-    adamw_chunk<P, G, M, STORE>(t, (int64_t)blockIdx.x * CHUNK, hyper, clip);
+    adamw_chunk<P, G, M, STORE>(t, blockIdx.x, hyper, clip);
 }
 
 template <class P, class G, class M, storing STORE>
@@ -359,12 +362,19 @@ __global__ void __launch_bounds__(THREADS, 4)
     adamw_table_kernel(const adamw_record *tensors, const chunk *chunks, const double *hyper, const double *clip)
 {
     chunk c = chunks[blockIdx.x];
-    adamw_chunk<P, G, M, STORE>(tensors[c.tensor], (int64_t)c.index * CHUNK, hyper, clip);
+    adamw_chunk<P, G, M, STORE>(tensors[c.tensor], c.index, hyper, clip);
 }
 
 uint32_t chunks_of(int64_t n)
 {
     return (uint32_t)((n + CHUNK - 1) / CHUNK);
+}
+
+/* Chunks of a call's tensor, or of its slice. */
+uint32_t chunks_of(const vlai_cuda_call *call)
+{
+    int64_t n = call->in[0].elements, first = call->node->op == VLAI_OP_adamw ? call->node->attrs.adamw.first % CHUNK : 0;
+    return n ? chunks_of(first + n) : 0;
 }
 
 squares_record squares_record_of(const vlai_cuda_call *call, uint32_t first)
@@ -377,8 +387,8 @@ adamw_record adamw_record_of(const vlai_cuda_call *call)
 {
     const auto &a = call->node->attrs.adamw;
     const vlai_cuda_tensor *in = call->in;
-    bool vector = aligned(in[0].data) && aligned(in[1].data) && aligned(in[2].data) && aligned(in[3].data) && aligned(in[6].data);
-    return {in[0].data, in[1].data, in[2].data, in[3].data, (uint16_t *)in[6].data, in[0].elements, a.weight_decay, (float)(1 - a.beta1),
+    bool vector = aligned(in[0].data) && aligned(in[1].data) && aligned(in[2].data) && aligned(in[3].data) && aligned(in[6].data) && a.first % PACK == 0;
+    return {in[0].data, in[1].data, in[2].data, in[3].data, (uint16_t *)in[6].data, in[0].elements, a.first, a.weight_decay, (float)(1 - a.beta1),
             (float)a.beta2, (float)(1 - a.beta2), (float)a.eps, a.group, a.key, vector};
 }
 
@@ -460,7 +470,7 @@ extern "C" int vlai_cuda_clip_factor(const vlai_cuda_call *call)
 
 extern "C" int vlai_cuda_adamw(const vlai_cuda_call *call)
 {
-    uint32_t chunks = chunks_of(call->in[0].elements);
+    uint32_t chunks = chunks_of(call);
     if (!chunks)
         return 0;
     if (!adamw_fits(call))
@@ -480,7 +490,7 @@ extern "C" size_t vlai_optim_table_bytes(const vlai_cuda_call *calls, size_t n)
     bool squares = calls[0].node->op == VLAI_OP_sum_squares;
     size_t chunks = 0;
     for (size_t i = 0; i < n; i++)
-        chunks += chunks_of(calls[i].in[0].elements);
+        chunks += chunks_of(&calls[i]);
     return round_256(n * (squares ? sizeof(squares_record) : sizeof(adamw_record))) + round_256(chunks * sizeof(chunk)) +
            (squares ? chunks * sizeof(double) : 0);
 }
@@ -515,12 +525,12 @@ extern "C" vla_status vlai_optim_table_fill(const vlai_cuda_call *calls, size_t 
             return vlai_fail(err, VLA_E_INTERNAL, "%zu updates of more than %d combinations of types", n, VLAI_OPTIM_PARTS);
         if (k == plan->parts)
             plan->part[plan->parts++] = part;
-        plan->part[k].chunks += chunks_of(call->in[0].elements);
+        plan->part[k].chunks += chunks_of(call);
         if (squares)
             ((squares_record *)host)[i] = squares_record_of(call, partials);
         else
             ((adamw_record *)host)[i] = adamw_record_of(call);
-        partials += chunks_of(call->in[0].elements);
+        partials += chunks_of(call);
     }
     plan->scratch_at = plan->chunks_at + round_256(partials * sizeof(chunk));
     chunk *to = (chunk *)((char *)host + plan->chunks_at);
@@ -528,7 +538,7 @@ extern "C" vla_status vlai_optim_table_fill(const vlai_cuda_call *calls, size_t 
         plan->part[k].first = chunks;
         for (size_t i = 0; i < n; i++)
             if (same_types(plan->part[k], part_of(&calls[i])))
-                for (uint32_t c = 0; c < chunks_of(calls[i].in[0].elements); c++)
+                for (uint32_t c = 0; c < chunks_of(&calls[i]); c++)
                     to[chunks++] = {(uint32_t)i, c};
     }
     return VLA_OK;

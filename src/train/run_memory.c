@@ -293,7 +293,7 @@ vla_status vlai_run_memory_plan(const vla_model *model, const vla_adamw_options 
     p.options.fast = settings->fast;
     VLA_TRY_GOTO(vla_store_create(&p.store, err), done);
     VLA_TRY_GOTO(model->params(model->user, p.store, err), done);
-    vlai_store_lay_out(p.store, settings->numerics, use_of(settings));
+    VLA_TRY_GOTO(vlai_store_lay_out(p.store, settings->numerics, use_of(settings), err), done);
     p.shape = vlai_calloc(1, model->shape_size);
     p.status = vlai_calloc(vla_store_count(p.store) + 1, sizeof *p.status);
     if (!p.shape || !p.status) {

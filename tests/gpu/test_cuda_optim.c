@@ -2,7 +2,7 @@
  *
  *     test_cuda_optim
  *
- * Tensors of awkward sizes, of every combination of types in turn, aligned and one element off, in one table. adamw: every
+ * Tensors of awkward sizes and slices of tensors, of every combination of types in turn, aligned and one element off, in one table. adamw: every
  * written operand has the twin's bits in both forms. sum_squares: both forms agree to the bit, and with the twin to a few
  * units of fp32. Nothing else is written. Prints "N passed, N failed"; exit code 0 when nothing failed. */
 #include "gpu/cuda_test.h"
@@ -35,6 +35,10 @@ enum { MODE_COUNT = sizeof MODES / sizeof *MODES };
 static const int64_t SIZES[] = {1, 7, 8, 9, 2047, 2049, 32767, 32768, 32769, 0, 65535, 65536, 65537, 3 * 32768 + 13};
 enum { SIZE_COUNT = sizeof SIZES / sizeof *SIZES };
 
+/* Where slices begin in their tensors: at cuts of chunks and between, at odd elements, and just below 2^32. */
+static const int64_t FIRSTS[] = {0, 128, 0, 32768, 5, 32768 * 3 + 1024, 0, 4294967296 - 4096, 4294967296 + 7};
+enum { FIRST_COUNT = sizeof FIRSTS / sizeof *FIRSTS };
+
 typedef struct update {
     const mode *mode;
     vlai_node node;
@@ -49,6 +53,7 @@ static void make(update *u, const mode *m, int64_t n, int index, tensor hyper, t
 {
     *u = (update){.mode = m, .node = {.op = VLAI_OP_adamw, .attrs.adamw = {.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1,
                                                                            .group = index % 2, .stochastic = m->stochastic,
+                                                                           .first = FIRSTS[index % FIRST_COUNT],
                                                                            .key = (uint64_t)index * 0x9E3779B97F4A7C15u}}};
     u->in[0] = reals(m->weight, SHAPE1(n));
     u->in[1] = reals(m->gradient ? m->gradient : VLA_BF16, SHAPE1(n));

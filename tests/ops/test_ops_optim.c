@@ -301,6 +301,64 @@ static void test_adamw_stochastic(void **state)
     vlai_arena_fini(&c.arena);
 }
 
+static vlai_cpu_tensor part(vlai_cpu_tensor t, int64_t first, int64_t n)
+{
+    if (t.data)
+        t.data = (char *)t.data + (size_t)first * vla_dtype_size(t.dtype);
+    t.elements = t.shape[0] = n;
+    return t;
+}
+
+/* Slices stepped one by one give the bits of the whole tensor, stochastic rounding among them; so do slices of a tensor that
+ * begins elsewhere when that changes no key, and others when it crosses 2^32. */
+static void test_adamw_slices(void **state)
+{
+    (void)state;
+    static const struct {
+        vla_dtype param, grad, moments;
+        bool low, stochastic, wide;
+    } rows[] = {{VLA_F32, VLA_F32, VLA_F32, false, false, false},  {VLA_F64, VLA_F64, VLA_F64, false, false, true},
+                {VLA_BF16, VLA_BF16, VLA_F32, true, false, false}, {VLA_BF16, VLA_F32, VLA_F32, true, false, false},
+                {VLA_BF16, VLA_BF16, VLA_BF16, false, false, false}, {VLA_BF16, VLA_BF16, VLA_BF16, false, true, false}};
+    static const int64_t cuts[][2] = {{1, 77}, {128, 65536}, {40001, 40001}, {0, N - 1}};
+    static const int64_t origins[] = {0, ((int64_t)1 << 32) - 70001};
+    for (size_t r = 0; r < sizeof rows / sizeof *rows; r++)
+        for (size_t k = 0; k < sizeof cuts / sizeof *cuts; k++)
+            for (int o = 0; o < 2; o++) {
+                cases a = {.state = r + 3}, b = {.state = r + 3};
+                update whole = make_update(&a, rows[r].param, rows[r].grad, rows[r].moments, rows[r].low, 1);
+                update cut = make_update(&b, rows[r].param, rows[r].grad, rows[r].moments, rows[r].low, 1);
+                vlai_node node = {.op = VLAI_OP_adamw, .attrs.adamw = {.beta1 = BETA1, .beta2 = BETA2, .eps = EPS, .weight_decay = DECAY, .group = 1,
+                                                                       .key = 5, .stochastic = rows[r].stochastic, .first = origins[o]}};
+                run_node(&whole, &node, rows[r].wide, 2);
+                const int64_t ends[4] = {0, cuts[k][0], cuts[k][1], N};
+                for (int s = 2; s >= 0; s--) { /* in any order */
+                    int64_t n = ends[s + 1] - ends[s];
+                    update one = {part(cut.p, ends[s], n), part(cut.g, ends[s], n), part(cut.m, ends[s], n), part(cut.v, ends[s], n),
+                                  cut.hyper, cut.clip, part(cut.low, ends[s], n)};
+                    node.attrs.adamw.first = origins[o] + ends[s];
+                    run_node(&one, &node, rows[r].wide, 1 + s);
+                }
+                assert_memory_equal(whole.p.data, cut.p.data, N * vla_dtype_size(rows[r].param));
+                assert_memory_equal(whole.m.data, cut.m.data, N * vla_dtype_size(rows[r].moments));
+                assert_memory_equal(whole.v.data, cut.v.data, N * vla_dtype_size(rows[r].moments));
+                if (rows[r].low)
+                    assert_memory_equal(whole.low.data, cut.low.data, N * sizeof(uint16_t));
+                vlai_arena_fini(&a.arena);
+                vlai_arena_fini(&b.arena);
+            }
+    /* The place of a slice is part of the key: the same elements elsewhere are rounded otherwise. */
+    cases a = {.state = 1}, b = {.state = 1};
+    update here = make_update(&a, VLA_BF16, VLA_BF16, VLA_BF16, false, 1), there = make_update(&b, VLA_BF16, VLA_BF16, VLA_BF16, false, 1);
+    vlai_node node = {.op = VLAI_OP_adamw, .attrs.adamw = {.beta1 = BETA1, .beta2 = BETA2, .eps = EPS, .group = 1, .key = 5, .stochastic = 1}};
+    run_node(&here, &node, false, 1);
+    node.attrs.adamw.first = (int64_t)1 << 32;
+    run_node(&there, &node, false, 1);
+    assert_memory_not_equal(here.p.data, there.p.data, N * 2);
+    vlai_arena_fini(&a.arena);
+    vlai_arena_fini(&b.arena);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -309,6 +367,7 @@ int main(void)
         cmocka_unit_test(test_adamw),
         cmocka_unit_test(test_adamw_skips),
         cmocka_unit_test(test_adamw_stochastic),
+        cmocka_unit_test(test_adamw_slices),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
