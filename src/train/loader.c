@@ -8,7 +8,8 @@
 #include <stdbool.h>
 #include <string.h>
 
-/* A slot is owned by the worker that took its index until it is done, then by the consumer until the batch is released. */
+/* Samples are numbered as this loader hands them out, from 0 on; index_of says where one stands in the order. A slot is owned
+ * by the worker that took its number until it is done, then by the consumer until the batch is released. */
 typedef struct {
     void *data;
     bool done;
@@ -33,9 +34,9 @@ struct vlai_loader {
     /* under the lock */
     pthread_mutex_t lock;
     pthread_cond_t filled, freed; /* a slot is done; slots were released */
-    int64_t next;                 /* index that the next free worker takes */
-    int64_t released;             /* indices below may be overwritten */
-    int64_t taken;                /* indices below have been handed out */
+    int64_t next;                 /* number that the next free worker takes */
+    int64_t released;             /* those below may be overwritten */
+    int64_t taken;                /* those below have been handed out */
     bool stop;
 };
 
@@ -48,14 +49,23 @@ int64_t vlai_loader_slots(const vlai_loader_options *o)
     return o->batch * held + ahead;
 }
 
-static bool is_past_end(const vlai_loader *l, int64_t index)
+/* Place in the endless order of what is handed out as this number. */
+static int64_t index_of(const vlai_loader *l, int64_t number)
 {
-    return l->options.end >= 0 && index >= l->options.end;
+    const vlai_loader_options *o = &l->options;
+    int64_t stride = o->stride > 1 ? o->stride : 1;
+    return o->first + (number / o->batch * stride + o->offset) * o->batch + number % o->batch;
 }
 
-static void read_slot(vlai_loader *l, void *object, int64_t index)
+static bool is_past_end(const vlai_loader *l, int64_t number)
 {
-    slot *s = &l->ring[index % l->slots];
+    return l->options.end >= 0 && index_of(l, number) >= l->options.end;
+}
+
+static void read_slot(vlai_loader *l, void *object, int64_t number)
+{
+    slot *s = &l->ring[number % l->slots];
+    int64_t index = index_of(l, number);
     vla_sample_key key = {.epoch = index / l->options.epoch_samples, .place = index % l->options.epoch_samples,
                           .stream = l->options.stream};
     key.position = (uint64_t)key.epoch * (uint64_t)l->samples.count + (uint64_t)key.place;
@@ -73,11 +83,11 @@ static void *work(void *argument)
             pthread_cond_wait(&l->freed, &l->lock);
         if (l->stop)
             break;
-        int64_t index = l->next++;
+        int64_t number = l->next++;
         pthread_mutex_unlock(&l->lock);
-        read_slot(l, w->object, index);
+        read_slot(l, w->object, number);
         pthread_mutex_lock(&l->lock);
-        l->ring[index % l->slots].done = true;
+        l->ring[number % l->slots].done = true;
         pthread_cond_signal(&l->filled);
     }
     pthread_mutex_unlock(&l->lock);
@@ -115,13 +125,14 @@ vla_status vlai_loader_create(const vla_samples *samples, const vlai_loader_opti
                          "loader: batch %lld, workers %lld, %lld of %lld samples per epoch: wanted at least 1, 0, 1 and no more",
                          (long long)options->batch, (long long)options->workers, (long long)options->epoch_samples,
                          (long long)samples->count);
+    if (options->offset < 0 || options->offset >= (options->stride > 1 ? options->stride : 1))
+        return vlai_fail(err, VLA_E_INVALID, "loader: batch %lld of every %lld", (long long)options->offset, (long long)options->stride);
     vlai_loader *l = vlai_calloc(1, sizeof *l);
     if (!l)
         return vlai_nomem(err, sizeof *l);
     l->samples = *samples;
     l->options = *options;
     l->slots = vlai_loader_slots(options);
-    l->next = l->released = l->taken = options->first;
     pthread_mutex_init(&l->lock, NULL);
     pthread_cond_init(&l->filled, NULL);
     pthread_cond_init(&l->freed, NULL);

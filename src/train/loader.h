@@ -11,6 +11,8 @@
  *     VLA_TRY(vlai_loader_next(loader, &slots, &count, &stall, err));   // valid until the next call, or the held-th
  *     vlai_loader_destroy(loader);
  *
+ * With stride N and offset r the loader hands out every N-th batch of the order, from the r-th on: rank r of N.
+ *
  * Slots are created once by the source; the ring holds `batch` of them for the trainer and the rest ahead of it. Errors of a
  * sample are kept in its slot and returned when its batch is asked for. Threads: one consumer. */
 #ifndef VLAI_LOADER_H
@@ -27,8 +29,9 @@ typedef struct vlai_loader_options {
     int64_t workers; /* 0: next reads in the calling thread */
     int64_t held;    /* batches that stay valid: 1 (also 0) is the newest alone */
     int64_t ahead;   /* slots beyond those of one batch; 0 = another batch, at least two per worker */
-    int64_t first;   /* index of the first sample */
+    int64_t first;   /* index of the first sample of batch 0 */
     int64_t end;     /* index after the last; negative = endless */
+    int64_t stride, offset; /* batches offset, offset + stride, ... are handed out; stride 1 (also 0): all */
     int64_t epoch_samples; /* samples that an epoch hands out: index i is place i mod this of epoch i / this */
     uint32_t stream; /* VLA_SAMPLES_TRAIN or VLA_SAMPLES_VALIDATION */
 } vlai_loader_options;
@@ -37,7 +40,7 @@ vla_status vlai_loader_create(const vla_samples *samples, const vlai_loader_opti
                               vla_error *err);
 /* Stops the threads and waits for them; accepts NULL. */
 void vlai_loader_destroy(vlai_loader *loader);
-/* The next samples. `count` is below the batch only before `end`, and 0 there. `stall`: seconds that the call waited. */
+/* The next samples. `count` is below the batch only before `end`, and 0 there; an empty batch may be asked for again. `stall`: seconds that the call waited. */
 vla_status vlai_loader_next(vlai_loader *loader, void *const **slots, int64_t *count, double *stall, vla_error *err);
 /* Slots that a loader of these options makes (for memory plans). */
 int64_t vlai_loader_slots(const vlai_loader_options *options);

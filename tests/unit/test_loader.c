@@ -118,6 +118,46 @@ static void contents_do_not_depend_on_workers(void **state)
     assert_memory_equal(later, one + 6 * BATCH, 9 * BATCH * sizeof *one);
 }
 
+/* Loaders of 3 ranks hand out the batches of one, in turn, whatever their workers; the short batch at the end too. */
+static void ranks_share_the_order(void **state)
+{
+    (void)state;
+    vla_error err = VLA_ERROR_INIT;
+    source s = {.fail_at = -1, .busy = 1};
+    vla_samples samples = samples_of(&s, 26);
+    vlai_loader *loader[3];
+    void *const *slots;
+    int64_t count;
+    for (int64_t r = 0; r < 3; r++) {
+        vlai_loader_options o = {.batch = BATCH, .workers = r * 2, .first = 12, .end = -1, .epoch_samples = 24, .stride = 3, .offset = r};
+        assert_ok(vlai_loader_create(&samples, &o, &loader[r], &err), err);
+    }
+    for (int64_t b = 0; b < 30; b++) {
+        assert_ok(vlai_loader_next(loader[b % 3], &slots, &count, NULL, &err), err);
+        assert_int_equal(count, BATCH);
+        for (int64_t i = 0; i < count; i++) {
+            assert_int_equal(((sample *)slots[i])->epoch, (12 + b * BATCH + i) / 24);
+            assert_int_equal(((sample *)slots[i])->place, (12 + b * BATCH + i) % 24);
+        }
+    }
+    for (int64_t r = 0; r < 3; r++)
+        vlai_loader_destroy(loader[r]);
+
+    /* Of 22 samples: batches 0, 3 and 1, 4 and 2, 5, the last of which has two samples. */
+    static const int64_t wanted[3][4] = {{4, 4, 0, 0}, {4, 4, 0, 0}, {4, 2, 0, 0}};
+    for (int64_t r = 0; r < 3; r++) {
+        vlai_loader_options o = {.batch = BATCH, .workers = r, .end = 22, .epoch_samples = 26, .stride = 3, .offset = r};
+        assert_ok(vlai_loader_create(&samples, &o, &loader[0], &err), err);
+        for (int i = 0; i < 4; i++) {
+            assert_ok(vlai_loader_next(loader[0], &slots, &count, NULL, &err), err);
+            assert_int_equal(count, wanted[r][i]);
+        }
+        vlai_loader_destroy(loader[0]);
+    }
+    vlai_loader_options wrong = {.batch = BATCH, .end = -1, .epoch_samples = 24, .stride = 3, .offset = 3};
+    assert_fails(vlai_loader_create(&samples, &wrong, &loader[0], &err), VLA_E_INVALID, err, "batch 3 of every 3");
+}
+
 static void ends_with_a_short_batch(void **state)
 {
     (void)state;
@@ -204,7 +244,8 @@ static void stops_at_any_moment(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(contents_do_not_depend_on_workers), cmocka_unit_test(ends_with_a_short_batch),
+        cmocka_unit_test(contents_do_not_depend_on_workers), cmocka_unit_test(ranks_share_the_order),
+        cmocka_unit_test(ends_with_a_short_batch),
         cmocka_unit_test(an_error_comes_with_its_batch),     cmocka_unit_test(stall_is_measured),
         cmocka_unit_test(stops_at_any_moment),
     };
