@@ -13,8 +13,8 @@
  *     vla_checkpoint_close(k);
  *
  * A directory holds model.safetensors (weights, in the reference's names and the type that computes), the files that the
- * caller adds (configuration, statistics, tokenizer), optimizer-R-of-N.safetensors (moments and low bits of the masters),
- * state.json, checksums.json (size and XXH64 of every file) and DONE. It is written under a temporary name, synced and
+ * caller adds (configuration, statistics, tokenizer), optimizer-R-of-N.safetensors (moments and low bits of the masters, by
+ * rank R of N ranks, as far as it keeps them), state.json, checksums.json (size and XXH64 of every file) and DONE. It is written under a temporary name, synced and
  * renamed; `latest` in the run folder points to the newest. docs/checkpoint-format.md has the details.
  *
  * Ownership: a writer keeps its snapshot memory until it is destroyed; content is copied by the call. Threads: one caller
@@ -39,8 +39,8 @@ typedef struct vla_checkpoint_content {
     size_t size;        /* of this struct */
     int64_t epoch;      /* name of the directory: EPOCH_STEP */
     int64_t step;
-    const char *state;  /* state.json: a JSON object that has "step" */
-    const vla_checkpoint_file *files;
+    const char *state;  /* state.json: a JSON object that has "step"; of several ranks rank 0's counts */
+    const vla_checkpoint_file *files; /* of several ranks rank 0's count */
     size_t file_count;
 } vla_checkpoint_content;
 
@@ -52,9 +52,12 @@ typedef struct vla_checkpoint_writer_options {
     size_t size;
     int64_t keep_last; /* checkpoints kept, older ones are deleted; 0 = all */
     uint32_t flags;
+    /* Several ranks that write one checkpoint: each makes the same calls, at any time, and learns the same outcome. */
+    void *group;     /* their vlai_group; borrowed; NULL = one rank */
+    int rank, world; /* 0 of 1 where there is no group */
 } vla_checkpoint_writer_options;
 
-#define VLA_CHECKPOINT_WRITER_OPTIONS_DEFAULT {sizeof(vla_checkpoint_writer_options), 0, 0}
+#define VLA_CHECKPOINT_WRITER_OPTIONS_DEFAULT {sizeof(vla_checkpoint_writer_options), 0, 0, NULL, 0, 1}
 
 VLA_BEGIN_DECLS
 
@@ -69,7 +72,8 @@ VLA_API vla_status vla_checkpoint_writer_create(const char *run, const vla_check
 /* Waits for the save in progress; its failure has been logged if nobody has asked for it. */
 VLA_API void vla_checkpoint_writer_destroy(vla_checkpoint_writer *writer);
 /* Begins a save. One save runs at a time: a second call waits for the first and returns its error, if it had one, without
- * beginning its own. Refuses when the disk has no room, and when a weight or moment is not finite. */
+ * beginning its own. Refuses when the disk has no room, and when a weight or moment is not finite. Of several ranks each
+ * writes its part, and a part that fails fails the save on all of them, with its rank and sentence, and leaves nothing. */
 VLA_API vla_status vla_checkpoint_save(vla_checkpoint_writer *writer, const vla_store *store,
                                        const vla_checkpoint_content *content, vla_error *err);
 /* Waits for the save in progress and returns its outcome. `path` (may be NULL): the directory of the newest complete

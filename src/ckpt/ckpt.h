@@ -15,7 +15,6 @@ VLA_BEGIN_DECLS
 enum { VLAI_CKPT_PATH = 4096, VLAI_CKPT_FORMAT = 1 };
 
 #define VLAI_CKPT_MODEL "model.safetensors"
-#define VLAI_CKPT_OPTIMIZER "optimizer-0-of-1.safetensors"
 #define VLAI_CKPT_STATE "state.json"
 #define VLAI_CKPT_CHECKSUMS "checksums.json"
 #define VLAI_CKPT_DONE "DONE"
@@ -24,6 +23,11 @@ enum { VLAI_CKPT_PATH = 4096, VLAI_CKPT_FORMAT = 1 };
 #define VLAI_CKPT_OLD ".old"             /* ending of one that belongs to a run before this one; never read */
 #define VLAI_CKPT_REPLACED ".replaced"  /* ending of a whole one, for the moment in which a rewrite takes its place */
 
+/* "optimizer-R-of-N.safetensors": what rank R of N keeps of the optimizer's state. */
+enum { VLAI_CKPT_NAME = 64 };
+void vlai_ckpt_optimizer_name(int rank, int world, char out[VLAI_CKPT_NAME]);
+bool vlai_ckpt_parse_optimizer(const char *name, int *rank, int *world);
+
 /* The weights (any numerics) and the optimizer's tensors of a store, as views for the safetensors writer. Released with
  * vlai_ckpt_views_fini. */
 typedef struct vlai_ckpt_views {
@@ -31,28 +35,35 @@ typedef struct vlai_ckpt_views {
     struct {
         vla_store_kind kind;
         size_t index;
+        int64_t first; /* element of the tensor that the view begins with */
     } *place; /* in the store, per view */
     size_t count;
+    const char **metadata; /* of the file: key, value, ..., NULL */
     vlai_arena names;
 } vlai_ckpt_views;
 vla_status vlai_ckpt_weight_views(const vla_store *store, vlai_ckpt_views *out, vla_error *err);
-vla_status vlai_ckpt_optimizer_views(const vla_store *store, vlai_ckpt_views *out, vla_error *err);
+/* With world > 1 a tensor is one row of the elements that this rank keeps, and "slice:NAME" in the file's metadata is the
+ * first of them; a tensor of which it keeps none is not there. */
+vla_status vlai_ckpt_optimizer_views(const vla_store *store, int world, vlai_ckpt_views *out, vla_error *err);
 void vlai_ckpt_views_fini(vlai_ckpt_views *views);
 /* Writes the views' tensors of the store as one file, wherever the store lives. */
 vla_status vlai_ckpt_write(const vla_store *store, const vlai_ckpt_views *views, const char *path, vla_error *err);
-/* Shows a tensor's elements in the checkpoint's order and the stored type: in one piece where they stand so in host memory,
+/* Shows a tensor's elements, as far as this rank keeps them, in the checkpoint's order and the stored type: in one piece where they stand so in host memory,
  * else piece by piece. */
 vla_status vlai_ckpt_each_piece(const vla_store *store, vla_store_kind kind, size_t index,
                                 vla_status (*piece)(void *user, int64_t first, int64_t n, const void *data, vla_error *err),
                                 void *user, vla_error *err);
-/* Bytes of both files' tensors. */
+/* Bytes of the tensors of all files; of those that rank `rank` of a group writes. */
 size_t vlai_ckpt_bytes(const vla_store *store);
-/* The first value of weights, moments or masters that is NaN or infinite is an error that names it. */
-vla_status vlai_ckpt_check_finite(const vla_store *store, vla_error *err);
+size_t vlai_ckpt_share(const vla_store *store, int rank);
+/* The first value of weights (when asked for) or of the moments that this rank keeps that is NaN or infinite is an error that
+ * names it. */
+vla_status vlai_ckpt_check_finite(const vla_store *store, bool weights, vla_error *err);
 
-/* Tensors of files into a store. `optimizer` NULL: weights only, moments are left as they are. */
+/* Tensors of files into a store. The optimizer's come from the files of all ranks that wrote it, and of each the elements
+ * that this rank keeps are taken. */
 vla_status vlai_ckpt_read_weights(vla_store *store, const vlai_safetensors *file, const char *path, vla_error *err);
-vla_status vlai_ckpt_read_optimizer(vla_store *store, const vlai_safetensors *file, const char *path, vla_error *err);
+vla_status vlai_ckpt_read_optimizer(vla_store *store, vlai_safetensors *const *files, size_t count, const char *path, vla_error *err);
 
 /* XXH64 (seed 0) and size of a file. */
 vla_status vlai_ckpt_hash_file(const char *path, uint64_t *hash, uint64_t *size, vla_error *err);
@@ -75,6 +86,9 @@ vla_status vlai_ckpt_set_aside(const char *run, int64_t step, vla_error *err);
 /* True when no save is in progress: vla_checkpoint_wait will not wait. */
 bool vlai_checkpoint_finished(vla_checkpoint_writer *writer);
 bool vlai_checkpoint_pending(const vla_checkpoint_writer *writer); /* a save whose outcome nobody has asked for */
+
+/* This rank of several has failed, and the others may never come: the save in progress is given up, and its thread waited for. */
+void vlai_checkpoint_abandon(vla_checkpoint_writer *writer);
 
 /* Bytes that an unprivileged process may still write in the file system of `path` (or of its nearest existing parent). */
 vla_status vlai_ckpt_free_bytes(const char *path, uint64_t *out, vla_error *err);

@@ -45,6 +45,7 @@ void vlai_staging_free(const vla_store *store, void *memory)
 typedef struct room {
     float *values;
     char *kept, *low; /* of the stored type, for stores on a device */
+    char *raw;        /* the tile's room */
 } room;
 
 typedef struct job {
@@ -139,9 +140,10 @@ static void run_tile(void *context, int64_t tile, int thread)
         else
             high = middle;
     }
-    const vlai_param *p = &j->store->params[low];
-    vlai_fill_tile t = {.index = low, .dtype = p->dtype[j->kind], .first = (tile - j->first_tile[low]) * TILE};
-    t.n = p->elements - t.first < TILE ? p->elements - t.first : TILE;
+    int64_t begin, count, at = (tile - j->first_tile[low]) * TILE;
+    vla_store_slice(j->store, j->kind, low, &begin, &count);
+    vlai_fill_tile t = {.index = low, .dtype = j->store->params[low].dtype[j->kind], .first = begin + at, .room = j->rooms[thread].raw};
+    t.n = count - at < TILE ? count - at : TILE;
     vla_error error = VLA_ERROR_INIT;
     vla_status status = fill_tile(j, &t, &j->rooms[thread], &error);
     if (status == VLA_OK)
@@ -175,9 +177,10 @@ static vla_status make_rooms(job *j, int threads, vla_error *err)
     for (int i = 0; i < threads; i++) {
         room *r = &j->rooms[i];
         r->values = vlai_array(n, sizeof *r->values);
+        r->raw = vlai_alloc_aligned(n * size, 64);
         r->kept = staged ? vlai_staging_alloc(s, n * size) : NULL;
         r->low = low ? vlai_staging_alloc(s, n * sizeof(uint16_t)) : NULL;
-        if (!r->values || (staged && !r->kept) || (low && !r->low))
+        if (!r->values || !r->raw || (staged && !r->kept) || (low && !r->low))
             return vlai_nomem(err, n * (sizeof *r->values + sizeof(double)));
     }
     return VLA_OK;
@@ -194,7 +197,9 @@ vla_status vlai_store_fill(vla_store *store, vla_store_kind kind, vlai_pool *poo
         for (size_t i = 0; i < store->count; i++) {
             const vlai_param *p = &store->params[i];
             j.first_tile[i] = tiles;
-            tiles += p->dtype[kind] == VLA_DTYPE_NONE ? 0 : (p->elements + TILE - 1) / TILE;
+            int64_t begin, kept;
+            vla_store_slice(store, kind, i, &begin, &kept);
+            tiles += p->dtype[kind] == VLA_DTYPE_NONE ? 0 : (kept + TILE - 1) / TILE;
         }
         j.first_tile[store->count] = tiles;
         pthread_mutex_init(&j.lock, NULL);
@@ -206,6 +211,7 @@ vla_status vlai_store_fill(vla_store *store, vla_store_kind kind, vlai_pool *poo
     }
     for (int i = 0; j.rooms && i < threads; i++) {
         vlai_free(j.rooms[i].values);
+        vlai_free(j.rooms[i].raw);
         vlai_staging_free(store, j.rooms[i].kept);
         vlai_staging_free(store, j.rooms[i].low);
     }

@@ -17,6 +17,7 @@ typedef struct vlai_fill_tile {
     size_t index;     /* of the tensor in the store */
     vla_dtype dtype;  /* stored type */
     int64_t first, n; /* elements */
+    void *room;       /* n elements of the stored type, for who has to put raw ones together */
 } vlai_fill_tile;
 
 /* Gives the tile's values: as `values` (n of them), rounded to the stored type as vla_store_set_float does; or as n elements
@@ -26,7 +27,7 @@ typedef vla_status (*vlai_fill_fn)(void *user, const vlai_fill_tile *tile, float
 
 extern const char vlai_fill_none[];
 
-/* Fills every tensor of the kind that the store keeps. Weights with fp32 masters get them from `values`, and zero low bits
+/* Fills every tensor of the kind that the store keeps, of a sharded kind this rank's slices alone. Weights with fp32 masters get them from `values`, and zero low bits
  * with raw ones. pool: NULL = this thread. The error is that of the first tile in order. */
 vla_status vlai_store_fill(vla_store *store, vla_store_kind kind, vlai_pool *pool, vlai_fill_fn fn, void *user, vla_error *err);
 

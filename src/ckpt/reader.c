@@ -43,6 +43,27 @@ static vla_status damaged(vla_error *err, const char *dir, const char *name, con
                           "%s/%s: the checkpoint is damaged: %s", dir, name, what);
 }
 
+/* The optimizer's files are those of all ranks of one world. */
+static vla_status check_optimizer(const char *dir, const json_t *list, vla_error *err)
+{
+    const char *name;
+    json_t *entry;
+    int rank, world, found = 0, all = 0;
+    char wanted[VLAI_CKPT_NAME];
+    json_object_foreach((json_t *)(uintptr_t)list, name, entry)
+        if (vlai_ckpt_parse_optimizer(name, &rank, &world)) {
+            if (found++ && world != all)
+                return damaged(err, dir, name, "it is of another number of ranks than the other files of the optimizer");
+            all = world;
+        }
+    for (int r = 0; r < (all ? all : 1); r++) {
+        vlai_ckpt_optimizer_name(r, all ? all : 1, wanted);
+        if (!json_object_get(list, wanted))
+            return damaged(err, dir, wanted, "the list of checksums lacks it");
+    }
+    return VLA_OK;
+}
+
 static vla_status verify_listed(const char *dir, const json_t *list, bool hashes, vla_error *err)
 {
     const char *name;
@@ -146,11 +167,13 @@ vla_status vlai_ckpt_verify(const char *dir, bool hashes, vla_error *err)
     if (status == VLA_OK)
         status = vlai_json_need(sums, "xxh64", JSON_OBJECT, path, &list, err);
     if (status == VLA_OK) {
-        static const char *const needed[] = {VLAI_CKPT_MODEL, VLAI_CKPT_OPTIMIZER, VLAI_CKPT_STATE};
-        for (int i = 0; status == VLA_OK && i < 3; i++)
+        static const char *const needed[] = {VLAI_CKPT_MODEL, VLAI_CKPT_STATE};
+        for (int i = 0; status == VLA_OK && i < 2; i++)
             if (!json_object_get(list, needed[i]))
                 status = damaged(err, dir, needed[i], "the list of checksums lacks it");
     }
+    if (status == VLA_OK)
+        status = check_optimizer(dir, list, err);
     if (status == VLA_OK) {
         uint64_t stamp = stamp_of(dir, list);
         hashes = hashes && !is_known_whole(dir, stamp);
@@ -321,6 +344,43 @@ const char *vla_checkpoint_state(const vla_checkpoint *c)
     return c->state;
 }
 
+/* How many ranks' files hold the optimizer's state. */
+static vla_status optimizer_files(const char *dir, int *out, vla_error *err)
+{
+    char **names;
+    size_t count;
+    int rank;
+    *out = 0;
+    VLA_TRY(vlai_list_dir(dir, &names, &count, err));
+    for (size_t i = 0; i < count && !*out; i++)
+        if (!vlai_ckpt_parse_optimizer(names[i], &rank, out))
+            *out = 0;
+    vlai_names_free(names, count);
+    return *out ? VLA_OK : vlai_fail(err, VLA_E_NOT_FOUND, "%s: there is no state of the optimizer in it", dir);
+}
+
+static vla_status restore_optimizer(const vla_checkpoint *c, vla_store *store, vla_error *err)
+{
+    int world, opened = 0;
+    char path[VLAI_CKPT_PATH], name[VLAI_CKPT_NAME];
+    VLA_TRY(optimizer_files(c->path, &world, err));
+    vlai_safetensors **files = vlai_calloc((size_t)world, sizeof *files);
+    vla_status status = files ? VLA_OK : vlai_nomem(err, (size_t)world * sizeof *files);
+    for (int r = 0; status == VLA_OK && r < world; r++) {
+        vlai_ckpt_optimizer_name(r, world, name);
+        status = join(path, c->path, name, err);
+        if (status == VLA_OK)
+            status = vlai_safetensors_open(path, &files[r], err);
+        opened += status == VLA_OK;
+    }
+    if (status == VLA_OK)
+        status = vlai_ckpt_read_optimizer(store, files, (size_t)world, world == 1 ? path : c->path, err);
+    for (int r = 0; r < opened; r++)
+        vlai_safetensors_close(files[r]);
+    vlai_free(files);
+    return status;
+}
+
 vla_status vla_checkpoint_restore(const vla_checkpoint *c, vla_store *store, vla_error *err)
 {
     char path[VLAI_CKPT_PATH];
@@ -330,11 +390,7 @@ vla_status vla_checkpoint_restore(const vla_checkpoint *c, vla_store *store, vla
     vla_status status = vlai_ckpt_read_weights(store, file, path, err);
     vlai_safetensors_close(file);
     VLA_TRY(status);
-    VLA_TRY(join(path, c->path, VLAI_CKPT_OPTIMIZER, err));
-    VLA_TRY(vlai_safetensors_open(path, &file, err));
-    status = vlai_ckpt_read_optimizer(store, file, path, err);
-    vlai_safetensors_close(file);
-    return status;
+    return restore_optimizer(c, store, err);
 }
 
 vla_status vlai_ckpt_free_bytes(const char *path, uint64_t *out, vla_error *err)

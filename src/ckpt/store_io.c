@@ -6,10 +6,12 @@
 #include "base/pool.h"
 #include "ckpt/ckpt.h"
 #include "ckpt/fill.h"
+#include "exec/shard.h"
 #include "exec/store.h"
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum {
@@ -25,13 +27,33 @@ static const struct {
 } kept[] = {{VLA_STORE_M, ".exp_avg"}, {VLA_STORE_V, ".exp_avg_sq"}, {VLA_STORE_LOW, ".master_low"}};
 enum { KEPT = sizeof kept / sizeof *kept };
 
+void vlai_ckpt_optimizer_name(int rank, int world, char out[VLAI_CKPT_NAME])
+{
+    snprintf(out, VLAI_CKPT_NAME, "optimizer-%d-of-%d.safetensors", rank, world);
+}
+
+bool vlai_ckpt_parse_optimizer(const char *name, int *rank, int *world)
+{
+    char same[VLAI_CKPT_NAME];
+    if (sscanf(name, "optimizer-%9d-of-%9d", rank, world) != 2 || *rank < 0 || *rank >= *world)
+        return false;
+    vlai_ckpt_optimizer_name(*rank, *world, same);
+    return !strcmp(name, same);
+}
+
 static vla_status make_views(vlai_ckpt_views *out, size_t most, vla_error *err)
 {
-    *out = (vlai_ckpt_views){.views = vlai_array(most + 1, sizeof *out->views), .place = vlai_array(most + 1, sizeof *out->place)};
-    if (out->views && out->place)
-        return VLA_OK;
-    vlai_ckpt_views_fini(out);
-    return vlai_nomem(err, most * (sizeof *out->views + sizeof *out->place));
+    enum { PLAIN = 3 };
+    *out = (vlai_ckpt_views){.views = vlai_array(most + 1, sizeof *out->views), .place = vlai_array(most + 1, sizeof *out->place),
+                             .metadata = vlai_array(2 * most + PLAIN, sizeof *out->metadata)};
+    if (!out->views || !out->place || !out->metadata) {
+        vlai_ckpt_views_fini(out);
+        return vlai_nomem(err, most * (sizeof *out->views + sizeof *out->place + 2 * sizeof *out->metadata));
+    }
+    out->metadata[0] = "format";
+    out->metadata[1] = "pt";
+    out->metadata[2] = NULL;
+    return VLA_OK;
 }
 
 static void add_view(vlai_ckpt_views *to, vla_store_kind kind, size_t index, vla_tensor t, const char *name)
@@ -41,7 +63,30 @@ static void add_view(vlai_ckpt_views *to, vla_store_kind kind, size_t index, vla
     v.bytes = (size_t)t.elements * vla_dtype_size(t.dtype);
     to->place[to->count].kind = kind;
     to->place[to->count].index = index;
+    to->place[to->count].first = 0;
     to->views[to->count++] = v;
+}
+
+static const char *SLICE = "slice:";
+
+/* The newest view becomes a row of n elements from `first` on. */
+static bool cut_view(vlai_ckpt_views *to, int64_t first, int64_t n)
+{
+    vlai_tensor_view *v = &to->views[to->count - 1];
+    char number[24];
+    size_t size = strlen(SLICE) + strlen(v->name) + 1, at = 2 * to->count;
+    char *key = vlai_arena_alloc(&to->names, size);
+    snprintf(number, sizeof number, "%lld", (long long)first);
+    if (!key || !(to->metadata[at + 1] = vlai_arena_strdup(&to->names, number)))
+        return false;
+    snprintf(key, size, "%s%s", SLICE, v->name);
+    to->metadata[at] = key;
+    to->metadata[at + 2] = NULL;
+    to->place[to->count - 1].first = first;
+    v->rank = 1;
+    v->shape[0] = v->elements = n;
+    v->bytes = (size_t)n * vla_dtype_size(v->dtype);
+    return true;
 }
 
 vla_status vlai_ckpt_weight_views(const vla_store *store, vlai_ckpt_views *out, vla_error *err)
@@ -55,14 +100,18 @@ vla_status vlai_ckpt_weight_views(const vla_store *store, vlai_ckpt_views *out, 
     return VLA_OK;
 }
 
-vla_status vlai_ckpt_optimizer_views(const vla_store *store, vlai_ckpt_views *out, vla_error *err)
+vla_status vlai_ckpt_optimizer_views(const vla_store *store, int world, vlai_ckpt_views *out, vla_error *err)
 {
     size_t n = vla_store_count(store);
     VLA_TRY(make_views(out, n * KEPT, err));
     for (size_t i = 0; i < n; i++)
         for (int k = 0; k < KEPT; k++) {
             vla_tensor t = vla_store_tensor(store, kept[k].kind, i);
+            int64_t first, elements;
             if (t.dtype == VLA_DTYPE_NONE)
+                continue;
+            vla_store_slice(store, kept[k].kind, i, &first, &elements);
+            if (elements == 0 && world > 1)
                 continue;
             size_t length = strlen(t.name), size = length + strlen(kept[k].suffix) + 1;
             char *name = vlai_arena_alloc(&out->names, size);
@@ -73,6 +122,10 @@ vla_status vlai_ckpt_optimizer_views(const vla_store *store, vlai_ckpt_views *ou
             memcpy(name, t.name, length);
             memcpy(name + length, kept[k].suffix, size - length);
             add_view(out, kept[k].kind, i, t, name);
+            if (world > 1 && !cut_view(out, first, elements)) {
+                vlai_ckpt_views_fini(out);
+                return vlai_nomem(err, size);
+            }
         }
     return VLA_OK;
 }
@@ -81,6 +134,7 @@ void vlai_ckpt_views_fini(vlai_ckpt_views *v)
 {
     vlai_free(v->views);
     vlai_free(v->place);
+    vlai_free(v->metadata);
     vlai_arena_fini(&v->names);
     *v = (vlai_ckpt_views){0};
 }
@@ -94,6 +148,19 @@ size_t vlai_ckpt_bytes(const vla_store *store)
             vla_tensor t = vla_store_tensor(store, kinds[k], i);
             if (t.dtype != VLA_DTYPE_NONE)
                 total += (size_t)t.elements * vla_dtype_size(t.dtype) + 160; /* and its entry in the header */
+        }
+    return total;
+}
+
+size_t vlai_ckpt_share(const vla_store *store, int rank)
+{
+    size_t total = 0;
+    static const vla_store_kind kinds[] = {VLA_STORE_WEIGHT, VLA_STORE_M, VLA_STORE_V, VLA_STORE_LOW};
+    for (size_t i = 0; i < vla_store_count(store); i++)
+        for (int k = rank == 0 ? 0 : 1; k < 4 && (rank == 0 || vlai_kind_is_sliced(store, VLA_STORE_M)); k++) {
+            int64_t first, n;
+            vla_store_slice(store, kinds[k], i, &first, &n);
+            total += (size_t)n * vla_dtype_size(vla_store_tensor(store, kinds[k], i).dtype);
         }
     return total;
 }
@@ -125,17 +192,19 @@ vla_status vlai_ckpt_each_piece(const vla_store *store, vla_store_kind kind, siz
                                 void *user, vla_error *err)
 {
     vla_tensor t = vla_store_tensor(store, kind, index);
-    if (t.dtype == VLA_DTYPE_NONE || t.elements == 0)
+    int64_t first, elements;
+    vla_store_slice(store, kind, index, &first, &elements);
+    if (t.dtype == VLA_DTYPE_NONE || elements == 0)
         return VLA_OK;
-    if (t.data && store->params[index].run == store->params[index].pitch)
+    if (t.data && elements == t.elements && store->params[index].run == store->params[index].pitch)
         return piece(user, 0, t.elements, t.data, err);
-    int64_t most = t.elements < PIECE ? t.elements : PIECE;
+    int64_t most = elements < PIECE ? elements : PIECE;
     void *staging = vlai_staging_alloc(store, (size_t)most * vla_dtype_size(t.dtype));
     if (!staging)
         return vlai_nomem(err, (size_t)most * vla_dtype_size(t.dtype));
     vla_status status = VLA_OK;
-    for (int64_t at = 0; status == VLA_OK && at < t.elements; at += most) {
-        int64_t n = t.elements - at < most ? t.elements - at : most;
+    for (int64_t at = first; status == VLA_OK && at < first + elements; at += most) {
+        int64_t n = first + elements - at < most ? first + elements - at : most;
         status = vla_store_read(store, kind, index, at, n, staging, err);
         if (status == VLA_OK)
             status = piece(user, at, n, staging, err);
@@ -159,14 +228,14 @@ static vla_status check_piece(void *user, int64_t first, int64_t n, const void *
                                     (long long)(first + bad));
 }
 
-vla_status vlai_ckpt_check_finite(const vla_store *store, vla_error *err)
+vla_status vlai_ckpt_check_finite(const vla_store *store, bool weights, vla_error *err)
 {
     static const struct {
         vla_store_kind kind;
         const char *what;
     } rows[] = {{VLA_STORE_WEIGHT, "weight"}, {VLA_STORE_M, "first moment of"}, {VLA_STORE_V, "second moment of"}};
     for (size_t i = 0; i < vla_store_count(store); i++)
-        for (int k = 0; k < 3; k++) {
+        for (int k = weights ? 0 : 1; k < 3; k++) {
             checked c = {rows[k].what, vla_store_tensor(store, rows[k].kind, i)};
             VLA_TRY(vlai_ckpt_each_piece(store, rows[k].kind, i, check_piece, &c, err));
         }
@@ -200,7 +269,7 @@ static vla_status put_tensor(void *user, size_t i, struct vlai_writer *writer, v
 vla_status vlai_ckpt_write(const vla_store *store, const vlai_ckpt_views *views, const char *path, vla_error *err)
 {
     source s = {.store = store, .views = views};
-    return vlai_safetensors_stream(path, views->views, views->count, (const char *[]){"format", "pt", NULL}, put_tensor, &s, err);
+    return vlai_safetensors_stream(path, views->views, views->count, views->metadata, put_tensor, &s, err);
 }
 
 /* ---- reading ---- */
@@ -244,16 +313,56 @@ static void shape_text(char *out, size_t size, int rank, const int64_t *shape)
         snprintf(out + n, size - n, "]");
 }
 
-/* The file's tensors in the order of the store; NULL where it has none and needs none. */
+/* Elements of a tensor that a file holds. */
+typedef struct part {
+    const vlai_tensor_view *view;
+    int64_t first; /* in the tensor */
+} part;
+
+/* Parts of the store's tensors, those of tensor i from begin[i] on, in their order; none where the files have none and need
+ * none. */
 typedef struct found {
-    const vlai_tensor_view **views;
+    part *parts;
+    size_t *begin, count;
 } found;
+
+static vla_status make_found(found *f, size_t tensors, size_t files, vla_error *err)
+{
+    *f = (found){.parts = vlai_array(tensors * files + 1, sizeof *f->parts), .begin = vlai_calloc(tensors + 1, sizeof *f->begin)};
+    return f->parts && f->begin ? VLA_OK : vlai_nomem(err, tensors * files * sizeof *f->parts);
+}
+
+static void free_found(found *f)
+{
+    vlai_free(f->parts);
+    vlai_free(f->begin);
+}
 
 static vla_status read_tile(void *user, const vlai_fill_tile *t, float *values, const void **raw, vla_error *err)
 {
-    const vlai_tensor_view *v = ((const found *)user)->views[t->index];
-    *raw = !v ? vlai_fill_none : v->dtype == t->dtype ? (const char *)v->data + (size_t)t->first * vla_dtype_size(t->dtype) : NULL;
-    return *raw ? VLA_OK : vlai_tensor_to_float(v, t->first, t->n, values, err);
+    const found *f = user;
+    size_t begin = f->begin[t->index], end = f->begin[t->index + 1], size = vla_dtype_size(t->dtype);
+    bool same = true;
+    *raw = begin == end ? vlai_fill_none : NULL;
+    for (size_t i = begin; i < end; i++)
+        same &= f->parts[i].view->dtype == t->dtype;
+    for (size_t i = begin; i < end; i++) {
+        const part *p = &f->parts[i];
+        int64_t from = p->first > t->first ? p->first : t->first, to = p->first + p->view->elements;
+        to = to < t->first + t->n ? to : t->first + t->n;
+        if (from >= to)
+            continue;
+        const char *data = (const char *)p->view->data + (size_t)(from - p->first) * size;
+        if (!same) {
+            VLA_TRY(vlai_tensor_to_float(p->view, from - p->first, to - from, values + (from - t->first), err));
+        } else if (to - from == t->n) {
+            *raw = data;
+        } else {
+            memcpy((char *)t->room + (size_t)(from - t->first) * size, data, (size_t)(to - from) * size);
+            *raw = t->room;
+        }
+    }
+    return VLA_OK;
 }
 
 /* One kind from the views; several threads where that is worth it. */
@@ -304,48 +413,83 @@ vla_status vlai_ckpt_read_weights(vla_store *store, const vlai_safetensors *file
     vlai_text_fini(&missing.text);
     vlai_text_fini(&reshaped.text);
     vlai_text_fini(&unexpected.text);
-    found f = {vlai_array(vla_store_count(store) + 1, sizeof *f.views)};
-    if (status == VLA_OK && !f.views)
-        status = vlai_nomem(err, vla_store_count(store) * sizeof *f.views);
-    for (size_t i = 0; status == VLA_OK && i < vla_store_count(store); i++)
-        f.views[i] = vlai_safetensors_find(file, vla_store_tensor(store, VLA_STORE_WEIGHT, i).name);
+    found f = {0};
+    if (status == VLA_OK)
+        status = make_found(&f, vla_store_count(store), 1, err);
+    for (size_t i = 0; status == VLA_OK && i < vla_store_count(store); i++) {
+        f.parts[i] = (part){vlai_safetensors_find(file, vla_store_tensor(store, VLA_STORE_WEIGHT, i).name), 0};
+        f.begin[i + 1] = i + 1;
+    }
     if (status == VLA_OK)
         status = read_kind(store, VLA_STORE_WEIGHT, &f, err);
-    vlai_free(f.views);
+    free_found(&f);
     return status == VLA_OK ? status : vlai_prefix(err, status, "loading weights");
 }
 
-vla_status vlai_ckpt_read_optimizer(vla_store *store, const vlai_safetensors *file, const char *path, vla_error *err)
+/* Where the tensor's part of this file begins: 0 for a whole one, as one rank writes it. */
+static vla_status part_of(const vlai_safetensors *file, const vlai_tensor_view *v, const vla_tensor *t, const char *path, int64_t *first, vla_error *err)
 {
-    vlai_ckpt_views wanted;
-    VLA_TRY(vlai_ckpt_optimizer_views(store, &wanted, err));
-    vla_status status = VLA_OK;
+    char key[1100];
+    snprintf(key, sizeof key, "%s%s", SLICE, v->name);
+    const char *value = vlai_safetensors_metadata(file, key);
+    char *end = NULL;
+    *first = value ? strtoll(value, &end, 10) : 0;
+    if (!value && same_shape(v, t))
+        return VLA_OK;
+    if (!value || *end || end == value || v->rank != 1 || *first < 0 || v->elements > t->elements - *first)
+        return vlai_fail(err, VLA_E_SHAPE, "%s: tensor '%s' has %lld elements from %s on, wanted %lld in all", path, v->name,
+                         (long long)v->elements, value ? value : "0", (long long)t->elements);
+    return VLA_OK;
+}
+
+/* The parts of one tensor, in order and without gaps. */
+static vla_status find_parts(vlai_safetensors *const *files, size_t count, const char *name, const vla_tensor *t, bool may_lack, const char *path,
+                             found *f, vla_error *err)
+{
+    size_t begin = f->count;
+    for (size_t i = 0; i < count; i++) {
+        const vlai_tensor_view *v = vlai_safetensors_find(files[i], name);
+        if (!v)
+            continue;
+        part p = {.view = v};
+        VLA_TRY(part_of(files[i], v, t, path, &p.first, err));
+        size_t at = f->count++;
+        for (; at > begin && f->parts[at - 1].first > p.first; at--)
+            f->parts[at] = f->parts[at - 1];
+        f->parts[at] = p;
+    }
+    if (f->count == begin && (may_lack || t->elements == 0))
+        return VLA_OK;
+    if (f->count == begin)
+        return vlai_fail(err, VLA_E_NOT_FOUND, "%s: tensor '%s' is missing", path, name);
+    int64_t covered = 0;
+    for (size_t i = begin; i < f->count && f->parts[i].first == covered; i++)
+        covered += f->parts[i].view->elements;
+    return covered == t->elements ? VLA_OK
+                                  : vlai_fail(err, VLA_E_CORRUPT, "%s: the parts of tensor '%s' do not join at element %lld of %lld", path, name,
+                                              (long long)covered, (long long)t->elements);
+}
+
+vla_status vlai_ckpt_read_optimizer(vla_store *store, vlai_safetensors *const *files, size_t count, const char *path, vla_error *err)
+{
     size_t n = vla_store_count(store);
-    found f = {vlai_array(n + 1, sizeof *f.views)};
-    if (!f.views)
-        status = vlai_nomem(err, n * sizeof *f.views);
+    found f;
+    vla_status status = make_found(&f, n, count, err);
     for (int k = 0; status == VLA_OK && k < KEPT; k++) {
-        memset(f.views, 0, n * sizeof *f.views);
-        for (size_t i = 0; status == VLA_OK && i < wanted.count; i++) {
-            if (wanted.place[i].kind != kept[k].kind)
-                continue;
-            const char *name = wanted.views[i].name;
-            vla_tensor t = vla_store_tensor(store, kept[k].kind, wanted.place[i].index);
-            const vlai_tensor_view *v = vlai_safetensors_find(file, name);
-            if (!v && kept[k].kind == VLA_STORE_LOW)
-                continue; /* saved in fp32: the weights themselves gave the low bits */
-            if (!v)
-                status = vlai_fail(err, VLA_E_NOT_FOUND, "%s: tensor '%s' is missing", path, name);
-            else if (!same_shape(v, &t))
-                status = vlai_fail(err, VLA_E_SHAPE, "%s: tensor '%s' has %lld elements, wanted %lld", path, name,
-                                   (long long)v->elements, (long long)t.elements);
-            f.views[wanted.place[i].index] = v;
+        f.count = 0;
+        for (size_t i = 0; status == VLA_OK && i < n; i++) {
+            char name[1024];
+            vla_tensor t = vla_store_tensor(store, kept[k].kind, i);
+            snprintf(name, sizeof name, "%s%s", t.name, kept[k].suffix);
+            /* Of a state saved in fp32 the weights themselves gave the low bits. */
+            if (t.dtype != VLA_DTYPE_NONE)
+                status = find_parts(files, count, name, &t, kept[k].kind == VLA_STORE_LOW, path, &f, err);
+            f.begin[i + 1] = f.count;
         }
         if (status == VLA_OK)
             status = read_kind(store, kept[k].kind, &f, err);
     }
-    vlai_free(f.views);
-    vlai_ckpt_views_fini(&wanted);
+    free_found(&f);
     return status == VLA_OK ? status : vlai_prefix(err, status, "loading optimizer state");
 }
 

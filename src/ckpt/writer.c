@@ -10,6 +10,8 @@
 #include "base/memory.h"
 #include "ckpt/ckpt.h"
 #include "ckpt/fill.h"
+#include "ckpt/together.h"
+#include "exec/shard.h"
 #include "exec/store.h"
 
 #include <errno.h>
@@ -43,6 +45,10 @@ struct vla_checkpoint_writer {
     vla_checkpoint_file *files;
     size_t file_count;
     vlai_arena copies; /* names and bytes of `files` */
+    /* several ranks */
+    vlai_together together;
+    vla_status early; /* of a rank that failed before its writing began: the others have to learn it */
+    vla_error early_error;
     /* kept between saves */
     vla_store snapshot;
     vlai_fetch *fetch;
@@ -104,7 +110,14 @@ vla_status vla_checkpoint_writer_create(const char *run, const vla_checkpoint_wr
     }
     w->keep_last = options->keep_last;
     w->sync = options->flags & VLA_CHECKPOINT_SYNC;
-    remove_leftovers(run);
+    w->together.world = 1;
+    if (options->group && options->world > 1) {
+        w->together.group = options->group;
+        w->together.rank = options->rank;
+        w->together.world = options->world;
+    }
+    if (w->together.rank == 0)
+        remove_leftovers(run);
     *out = w;
     return VLA_OK;
 }
@@ -172,9 +185,11 @@ static vla_status reserve_kind(vla_checkpoint_writer *w, const vla_store *store,
     return VLA_OK;
 }
 
-static bool is_kept(const vla_store *store, int k)
+/* Whether this rank writes tensors of the kind: rank 0 the weights, and of the optimizer's state each its own part. */
+static bool is_kept(const vla_checkpoint_writer *w, const vla_store *store, int k)
 {
-    return store->bytes[k] > 0 && (store->arena[k] || store->device[k]);
+    bool mine = w->together.rank == 0 || (k != VLA_STORE_WEIGHT && vlai_kind_is_sliced(store, (vla_store_kind)k));
+    return mine && store->bytes[k] > 0 && (store->arena[k] || store->device[k]);
 }
 
 static void *reserve_thread(void *argument)
@@ -183,7 +198,7 @@ static void *reserve_thread(void *argument)
     vla_error ignored = VLA_ERROR_INIT;
     for (int i = 0; i < SAVED_KINDS; i++) {
         int k = saved_kinds[i];
-        if (!is_kept(w->source, k) || reserve_kind(w, w->source, k, &ignored) != VLA_OK)
+        if (!is_kept(w, w->source, k) || reserve_kind(w, w->source, k, &ignored) != VLA_OK)
             continue; /* the save meets this again, and says so */
         for (size_t at = 0; at < w->staging[k]; at += 4096)
             ((volatile char *)w->snapshot.arena[k])[at] = 0;
@@ -193,7 +208,7 @@ static void *reserve_thread(void *argument)
 
 void vlai_checkpoint_reserve(vla_checkpoint_writer *w, const vla_store *store)
 {
-    if (w->sync || w->busy || w->reserving || w->fetch || !is_remote(store) || vlai_ckpt_staging(vlai_ckpt_bytes(store)) == 0)
+    if (w->sync || w->busy || w->reserving || w->fetch || !is_remote(store) || vlai_ckpt_staging(vlai_ckpt_share(store, w->together.rank)) == 0)
         return;
     vla_error ignored = VLA_ERROR_INIT;
     (void)vlai_fetch_create(store, FETCHERS, &w->fetch, &ignored); /* the save meets a failure again */
@@ -221,7 +236,7 @@ static vla_status take_snapshot(vla_checkpoint_writer *w, const vla_store *store
         VLA_TRY(vlai_fetch_create(store, FETCHERS, &w->fetch, err));
     for (int i = 0; i < SAVED_KINDS; i++) {
         int k = saved_kinds[i];
-        if (!is_kept(store, k))
+        if (!is_kept(w, store, k))
             continue;
         VLA_TRY(reserve_kind(w, store, k, err));
         if (store->arena[k])
@@ -273,8 +288,34 @@ static vla_status write_tensors(const vla_store *store, const char *dir, const c
     return status;
 }
 
-/* {"xxh64": {"NAME": {"size": N, "hash": "16 digits"}}} of all files that stand in `dir`, then DONE. */
-static vla_status write_checksums(const char *dir, vla_error *err)
+/* What another rank says that it has written as `name`; NULL: it is our own. */
+static const vlai_ckpt_part *part_of(const vlai_ckpt_part *parts, int count, const char *name)
+{
+    for (int i = 0; i < count; i++)
+        if (!strcmp(parts[i].name, name))
+            return &parts[i];
+    return NULL;
+}
+
+/* Size and hash of a file of `dir`. What another rank wrote is not read again, but it must stand here as it was written. */
+static vla_status sum_of(const char *dir, const char *name, const vlai_ckpt_part *written, uint64_t *hash, uint64_t *size, vla_error *err)
+{
+    char path[VLAI_CKPT_PATH];
+    VLA_TRY(join(path, dir, name, err));
+    if (!written)
+        return vlai_ckpt_hash_file(path, hash, size, err);
+    vlai_map map;
+    VLA_TRY(vlai_map_open(path, &map, err));
+    *size = map.size;
+    *hash = written->hash;
+    vlai_map_close(&map);
+    return *size == written->size ? VLA_OK
+                                  : vlai_fail(err, VLA_E_IO, "%s: %llu bytes, its rank has written %llu", path, (unsigned long long)*size,
+                                              (unsigned long long)written->size);
+}
+
+/* {"xxh64": {"NAME": {"size": N, "hash": "16 digits"}}} of all files that stand in `dir`, then DONE. parts: of other ranks. */
+static vla_status write_checksums(const char *dir, const vlai_ckpt_part *parts, int part_count, vla_error *err)
 {
     char **names, path[VLAI_CKPT_PATH];
     size_t count;
@@ -284,9 +325,7 @@ static vla_status write_checksums(const char *dir, vla_error *err)
     vla_status status = VLA_OK;
     for (size_t i = 0; status == VLA_OK && i < count; i++) {
         uint64_t hash = 0, size = 0;
-        status = join(path, dir, names[i], err);
-        if (status == VLA_OK)
-            status = vlai_ckpt_hash_file(path, &hash, &size, err);
+        status = sum_of(dir, names[i], part_of(parts, part_count, names[i]), &hash, &size, err);
         vlai_text_puts(&text, i ? ",\n    " : "\n    ");
         vlai_text_json(&text, names[i]);
         vlai_text_printf(&text, ": {\"size\": %llu, \"hash\": \"%016llx\"}", (unsigned long long)size,
@@ -307,23 +346,45 @@ static vla_status write_checksums(const char *dir, vla_error *err)
     return vlai_sync_dir(dir, err);
 }
 
-static vla_status write_directory(vla_checkpoint_writer *w, const char *dir, vla_error *err)
+/* This rank's part of the optimizer's state; of ranks that all keep everything rank 0 writes it. */
+static vla_status write_optimizer(vla_checkpoint_writer *w, const char *dir, char name[VLAI_CKPT_NAME], vla_error *err)
 {
-    char path[VLAI_CKPT_PATH];
     vlai_ckpt_views views;
-    VLA_TRY(vlai_mkdirs(dir, err));
+    int world = vlai_kind_is_sliced(w->source, VLA_STORE_M) ? w->together.world : 1;
+    *name = 0;
+    if (w->together.rank >= world)
+        return VLA_OK;
+    vlai_ckpt_optimizer_name(w->together.rank, world, name);
+    VLA_TRY(vlai_ckpt_optimizer_views(w->source, world, &views, err));
+    return write_tensors(w->source, dir, name, &views, err);
+}
+
+/* All that rank 0 writes, but for the checksums. */
+static vla_status write_files(vla_checkpoint_writer *w, const char *dir, vla_error *err)
+{
+    char path[VLAI_CKPT_PATH], name[VLAI_CKPT_NAME];
+    vlai_ckpt_views views;
     VLA_TRY(vlai_ckpt_weight_views(w->source, &views, err));
     VLA_TRY(write_tensors(w->source, dir, VLAI_CKPT_MODEL, &views, err));
-    VLA_TRY(vlai_ckpt_optimizer_views(w->source, &views, err));
-    VLA_TRY(write_tensors(w->source, dir, VLAI_CKPT_OPTIMIZER, &views, err));
+    VLA_TRY(write_optimizer(w, dir, name, err));
     for (size_t i = 0; i < w->file_count; i++) {
         const vla_checkpoint_file *f = &w->files[i];
         VLA_TRY(join(path, dir, f->name, err));
         VLA_TRY(f->source ? copy_file(f->source, path, err) : write_plain(path, f->data, f->size, err));
     }
     VLA_TRY(join(path, dir, VLAI_CKPT_STATE, err));
-    VLA_TRY(write_plain(path, w->state, strlen(w->state), err));
-    return write_checksums(dir, err);
+    return write_plain(path, w->state, strlen(w->state), err);
+}
+
+static vla_status begin_directory(vla_checkpoint_writer *w, const char *dir, vla_error *err)
+{
+    if (w->early != VLA_OK) {
+        *err = w->early_error;
+        return w->early;
+    }
+    VLA_TRY(vlai_ckpt_check_finite(w->source, true, err));
+    VLA_TRY(vlai_remove_tree(dir, err));
+    return vlai_mkdirs(dir, err);
 }
 
 /* Renames `temporary` to `final`. One that stands there already (a run that went back to an older checkpoint) steps aside
@@ -407,6 +468,77 @@ vla_status vlai_ckpt_set_aside(const char *run, int64_t step, vla_error *err)
     return status;
 }
 
+/* Hears what the others have written, all of them, so that nobody writes any more when this returns; then the first failure
+ * counts. */
+static vla_status hear_parts(vla_checkpoint_writer *w, vlai_ckpt_part *parts, vla_status status, vla_error *err)
+{
+    for (int r = 1; r < w->together.world; r++) {
+        vla_error failure = VLA_ERROR_INIT;
+        vla_status heard = vlai_together_hear(&w->together, r, "part", &parts[r - 1], &failure);
+        if (heard != VLA_OK && status == VLA_OK) {
+            *err = failure;
+            status = vlai_prefix(err, heard, "rank %d", r);
+        }
+    }
+    return status;
+}
+
+/* Rank 0, or the only one: the whole checkpoint, under its temporary name until it is complete. */
+static vla_status write_whole(vla_checkpoint_writer *w, const char *temporary, const char *final, vla_error *err)
+{
+    int others = w->together.world - 1;
+    vlai_ckpt_part *parts = vlai_calloc((size_t)others + 1, sizeof *parts);
+    vla_status status = parts ? begin_directory(w, temporary, err) : vlai_nomem(err, (size_t)others * sizeof *parts);
+    vla_status begun = status, said = VLA_OK;
+    if (others)
+        said = vlai_together_say(&w->together, "begin", begun, err, NULL, err);
+    status = status == VLA_OK ? said : status;
+    if (status == VLA_OK)
+        status = write_files(w, temporary, err);
+    if (others && begun == VLA_OK && said == VLA_OK)
+        status = hear_parts(w, parts, status, err);
+    if (status == VLA_OK)
+        status = write_checksums(temporary, parts, others, err);
+    if (status == VLA_OK)
+        status = put_in_place(temporary, final, err);
+    vlai_free(parts);
+    if (status == VLA_OK)
+        return VLA_OK;
+    vla_error ignored = VLA_ERROR_INIT;
+    vlai_remove_tree(temporary, &ignored);
+    return status;
+}
+
+/* Another rank's part. */
+static vla_status write_part(vla_checkpoint_writer *w, const char *dir, vlai_ckpt_part *part, vla_error *err)
+{
+    char path[VLAI_CKPT_PATH], name[VLAI_CKPT_NAME];
+    if (w->early != VLA_OK) {
+        *err = w->early_error;
+        return w->early;
+    }
+    VLA_TRY(vlai_ckpt_check_finite(w->source, false, err));
+    VLA_TRY(write_optimizer(w, dir, name, err));
+    if (!*name)
+        return VLA_OK;
+    snprintf(part->name, sizeof part->name, "%s", name);
+    VLA_TRY(join(path, dir, name, err));
+    return vlai_ckpt_hash_file(path, &part->hash, &part->size, err);
+}
+
+static vla_status add_part(vla_checkpoint_writer *w, const char *temporary, vla_error *err)
+{
+    vlai_ckpt_part part = {0}, outcome;
+    vla_error failure = VLA_ERROR_INIT;
+    if (vlai_together_hear(&w->together, 0, "begin", NULL, &failure) == VLA_OK) {
+        vla_status status = write_part(w, temporary, &part, &failure);
+        VLA_TRY(vlai_together_say(&w->together, "part", status, &failure, &part, err));
+    }
+    VLA_TRY(vlai_together_hear(&w->together, 0, "outcome", &outcome, err));
+    snprintf(w->newest, sizeof w->newest, "%s", outcome.name);
+    return VLA_OK;
+}
+
 static vla_status write_all(vla_checkpoint_writer *w, vla_error *err)
 {
     char name[64], final[VLAI_CKPT_PATH], temporary[VLAI_CKPT_PATH];
@@ -414,16 +546,20 @@ static vla_status write_all(vla_checkpoint_writer *w, vla_error *err)
     VLA_TRY(join(final, w->run, name, err));
     if (snprintf(temporary, sizeof temporary, "%s%s", final, VLAI_CKPT_TEMPORARY) >= (int)sizeof temporary)
         return vlai_fail(err, VLA_E_INVALID, "%s: path too long", final);
-    VLA_TRY(vlai_ckpt_check_finite(w->source, err));
-    VLA_TRY(vlai_remove_tree(temporary, err));
-    vla_status status = write_directory(w, temporary, err);
-    if (status == VLA_OK)
-        status = put_in_place(temporary, final, err);
-    if (status != VLA_OK) {
-        vla_error ignored = VLA_ERROR_INIT;
-        vlai_remove_tree(temporary, &ignored);
-        return vlai_prefix(err, status, "checkpoint %s", name);
+    if (w->together.rank > 0)
+        return add_part(w, temporary, err);
+    vla_status status = write_whole(w, temporary, final, err);
+    if (status != VLA_OK)
+        vlai_prefix(err, status, "checkpoint %s", name);
+    if (w->together.world > 1) {
+        vlai_ckpt_part outcome = {0};
+        vla_error failure = VLA_ERROR_INIT;
+        snprintf(outcome.name, sizeof outcome.name, "%s", final);
+        vla_status said = vlai_together_say(&w->together, "outcome", status, err, &outcome, &failure);
+        if (said != VLA_OK)
+            vlai_warn("checkpoint %s: the other ranks do not learn how it ended: %s", name, failure.message);
     }
+    VLA_TRY(status);
     snprintf(w->newest, sizeof w->newest, "%s", final);
     point_latest(w->run, name);
     prune(w->run, w->keep_last);
@@ -464,44 +600,76 @@ vla_status vla_checkpoint_wait(vla_checkpoint_writer *w, const char **path, vla_
     return status;
 }
 
+/* Rank 0 asks for room for all ranks' files. */
+static vla_status check_disk(const vla_checkpoint_writer *w, const vla_store *store, int64_t step, vla_error *err)
+{
+    size_t bytes = vlai_ckpt_bytes(store);
+    uint64_t room;
+    if (w->together.rank > 0)
+        return VLA_OK;
+    VLA_TRY(vlai_ckpt_free_bytes(w->run, &room, err));
+    return room >= bytes ? VLA_OK
+                         : vlai_fail_hint(err, VLA_E_IO, "free some space, or keep fewer checkpoints with checkpoint.keep_last",
+                                          "%s: no room for the checkpoint of step %lld: it takes %.3f GB, %.3f GB are free", w->run,
+                                          (long long)step, 1e-9 * (double)bytes, 1e-9 * (double)room);
+}
+
+/* Everything that a save needs before its writing begins. *sync: it is written from the store itself. */
+static vla_status prepare_save(vla_checkpoint_writer *w, const vla_store *store, const vla_checkpoint_content *content, bool *sync, vla_error *err)
+{
+    size_t share = vlai_ckpt_share(store, w->together.rank);
+    vla_store_kind first = w->together.rank == 0 ? VLA_STORE_WEIGHT : VLA_STORE_M;
+    *sync = w->sync || share == 0;
+    VLA_TRY(check_disk(w, store, content->step, err));
+    VLA_TRY(take_content(w, content, err));
+    w->source = store;
+    if (!*sync && w->staging[first] == 0 && vlai_ckpt_staging(share) == 0) {
+        if (!w->warned)
+            vlai_info("too little memory for a snapshot of %.3f GB: steps wait while a checkpoint is written", 1e-9 * (double)share);
+        w->warned = *sync = true;
+    }
+    if (*sync)
+        return VLA_OK;
+    VLA_TRY(take_snapshot(w, store, err));
+    w->source = &w->snapshot;
+    return VLA_OK;
+}
+
 vla_status vla_checkpoint_save(vla_checkpoint_writer *w, const vla_store *store, const vla_checkpoint_content *content,
                                vla_error *err)
 {
     VLA_TRY(vla_checkpoint_wait(w, NULL, err));
     finish_reserving(w);
-    size_t bytes = vlai_ckpt_bytes(store);
-    uint64_t room;
-    VLA_TRY(vlai_ckpt_free_bytes(w->run, &room, err));
-    if (room < bytes)
-        return vlai_fail_hint(err, VLA_E_IO, "free some space, or keep fewer checkpoints with checkpoint.keep_last",
-                              "%s: no room for the checkpoint of step %lld: it takes %.3f GB, %.3f GB are free", w->run,
-                              (long long)content->step, 1e-9 * (double)bytes, 1e-9 * (double)room);
-    vla_status status = take_content(w, content, err);
-    w->source = store;
-    w->error = (vla_error)VLA_ERROR_INIT;
-    bool sync = w->sync;
-    if (!sync && w->staging[VLA_STORE_WEIGHT] == 0 && vlai_ckpt_staging(bytes) == 0) {
-        if (!w->warned)
-            vlai_info("too little memory for a snapshot of %.3f GB: steps wait while a checkpoint is written",
-                      1e-9 * (double)bytes);
-        w->warned = sync = true;
-    }
-    if (status == VLA_OK && !sync) {
-        status = take_snapshot(w, store, err);
-        w->source = &w->snapshot;
-    }
-    if (status != VLA_OK) {
+    w->error = w->early_error = (vla_error)VLA_ERROR_INIT;
+    w->together.number++;
+    bool sync = false;
+    w->early = prepare_save(w, store, content, &sync, &w->early_error);
+    if (w->early != VLA_OK && w->together.world == 1) {
         release_content(w);
-        return status;
+        if (err)
+            *err = w->early_error;
+        return w->early;
     }
     atomic_store(&w->finished, false);
-    if (!sync && pthread_create(&w->thread, NULL, writer_thread, w) == 0) {
+    bool waits = sync && w->together.world == 1; /* of several ranks one may have nothing to write, and must not wait for the others */
+    waits |= sync && vlai_ckpt_share(store, w->together.rank) > 0;
+    if (!waits && pthread_create(&w->thread, NULL, writer_thread, w) == 0) {
         w->busy = true;
         return VLA_OK;
     }
-    status = write_all(w, err); /* also where no thread could be made */
+    vla_error failure = VLA_ERROR_INIT;
+    vla_status status = write_all(w, err ? err : &failure); /* also where no thread could be made */
     release_content(w);
     return status;
+}
+
+void vlai_checkpoint_abandon(vla_checkpoint_writer *w)
+{
+    vla_error ignored = VLA_ERROR_INIT;
+    if (!w || w->together.world == 1)
+        return;
+    atomic_store(&w->together.abandoned, true);
+    (void)vla_checkpoint_wait(w, NULL, &ignored);
 }
 
 void vla_checkpoint_writer_destroy(vla_checkpoint_writer *w)

@@ -1,6 +1,7 @@
 #include "test.h"
 
 #include "base/io.h"
+#include "base/json.h"
 #include "base/memory.h"
 #include "base/rng.h"
 #include "ckpt/ckpt.h"
@@ -35,7 +36,7 @@ static const char *at(const char *name)
     return path[turn];
 }
 
-static vla_store *make_padded(vla_numerics numerics, bool padded)
+static vla_store *make_rank(vla_numerics numerics, bool padded, int rank, int world)
 {
     vla_error err = VLA_ERROR_INIT;
     vla_store *store;
@@ -48,8 +49,15 @@ static vla_store *make_padded(vla_numerics numerics, bool padded)
         assert_ok(vla_store_pad(store, "table", 41, 64, &err), err);
         assert_ok(vla_store_pad(store, "head.weight", 35, 40, &err), err);
     }
+    vla_shard_options share = {sizeof share, rank, world, 4000, 1};
+    assert_ok(vla_store_shard(store, &share, &err), err);
     assert_ok(vla_store_allocate(store, numerics, VLA_STORE_TRAIN, &err), err);
     return store;
+}
+
+static vla_store *make_padded(vla_numerics numerics, bool padded)
+{
+    return make_rank(numerics, padded, 0, 1);
 }
 
 static vla_store *make_store(vla_numerics numerics)
@@ -80,6 +88,7 @@ static void fill(vla_store *store, uint64_t seed)
     }
 }
 
+/* As far as b keeps them. */
 static void assert_same(const vla_store *a, const vla_store *b)
 {
     vla_store_kind kinds[] = {VLA_STORE_WEIGHT, VLA_STORE_M, VLA_STORE_V, VLA_STORE_LOW};
@@ -88,13 +97,15 @@ static void assert_same(const vla_store *a, const vla_store *b)
         for (int k = 0; k < 4; k++) {
             vla_tensor x = vla_store_tensor(a, kinds[k], i), y = vla_store_tensor(b, kinds[k], i);
             assert_int_equal(x.dtype, y.dtype);
-            if (!x.data)
+            if (x.dtype == VLA_DTYPE_NONE)
                 continue;
-            size_t size = (size_t)x.elements * vla_dtype_size(x.dtype);
-            void *p = malloc(size), *q = malloc(size);
+            int64_t first, n;
+            vla_store_slice(b, kinds[k], i, &first, &n);
+            size_t size = (size_t)n * vla_dtype_size(x.dtype);
+            void *p = malloc(size + 1), *q = malloc(size + 1);
             vla_error err = VLA_ERROR_INIT;
-            assert_ok(vla_store_read(a, kinds[k], i, 0, x.elements, p, &err), err);
-            assert_ok(vla_store_read(b, kinds[k], i, 0, x.elements, q, &err), err);
+            assert_ok(vla_store_read(a, kinds[k], i, first, n, p, &err), err);
+            assert_ok(vla_store_read(b, kinds[k], i, first, n, q, &err), err);
             assert_memory_equal(p, q, size);
             free(p);
             free(q);
@@ -182,6 +193,109 @@ static void changes_of_numerics(void **state)
     }
     vla_store_destroy(a);
     vla_store_destroy(b);
+}
+
+/* The optimizer's file of one rank becomes those of three, each tensor cut where it happens; a first element of `gap` more than
+ * it should leaves a hole. */
+static void split_optimizer(const char *dir, int64_t gap)
+{
+    vla_error err = VLA_ERROR_INIT;
+    enum { PARTS = 3, MOST = 64 };
+    char path[512], name[VLAI_CKPT_NAME];
+    vlai_safetensors *whole;
+    snprintf(path, sizeof path, "%s/optimizer-0-of-1.safetensors", dir);
+    assert_ok(vlai_safetensors_open(path, &whole, &err), err);
+    size_t count = vlai_safetensors_count(whole);
+    assert_true(count <= MOST);
+    snprintf(path, sizeof path, "%s/%s", dir, VLAI_CKPT_CHECKSUMS);
+    json_t *sums;
+    assert_ok(vlai_json_load(path, &sums, &err), err);
+    for (int r = 0; r < PARTS; r++) {
+        vlai_tensor_view views[MOST];
+        const char *metadata[2 * MOST + 1];
+        char keys[MOST][96], firsts[MOST][24];
+        size_t n = 0;
+        for (size_t i = 0; i < count; i++) {
+            vlai_tensor_view v = *vlai_safetensors_at(whole, i);
+            size_t size = vla_dtype_size(v.dtype);
+            int64_t cut[] = {0, v.elements / 5, v.elements / 5 + v.elements / 3, v.elements};
+            if (cut[r] == cut[r + 1])
+                continue;
+            v.data = (const char *)v.data + (size_t)cut[r] * size;
+            v.rank = 1;
+            v.shape[0] = v.elements = cut[r + 1] - cut[r];
+            v.bytes = (size_t)v.elements * size;
+            snprintf(keys[n], sizeof keys[n], "slice:%s", v.name);
+            snprintf(firsts[n], sizeof firsts[n], "%lld", (long long)(cut[r] + (r == 1 && v.elements > gap ? gap : 0)));
+            metadata[2 * n] = keys[n];
+            metadata[2 * n + 1] = firsts[n];
+            views[n++] = v;
+        }
+        metadata[2 * n] = NULL;
+        vlai_ckpt_optimizer_name(r, PARTS, name);
+        snprintf(path, sizeof path, "%s/%s", dir, name);
+        assert_ok(vlai_safetensors_write(path, views, n, metadata, &err), err);
+        uint64_t hash, bytes;
+        assert_ok(vlai_ckpt_hash_file(path, &hash, &bytes, &err), err);
+        char text[20];
+        snprintf(text, sizeof text, "%016llx", (unsigned long long)hash);
+        json_object_set_new(json_object_get(sums, "xxh64"), name, json_pack("{s:I, s:s}", "size", (json_int_t)bytes, "hash", text));
+    }
+    vlai_safetensors_close(whole);
+    json_object_del(json_object_get(sums, "xxh64"), "optimizer-0-of-1.safetensors");
+    snprintf(path, sizeof path, "%s/optimizer-0-of-1.safetensors", dir);
+    assert_int_equal(unlink(path), 0);
+    snprintf(path, sizeof path, "%s/%s", dir, VLAI_CKPT_CHECKSUMS);
+    assert_ok(vlai_json_save(sums, path, &err), err);
+    json_decref(sums);
+}
+
+/* A state that three ranks have written is that of one, whatever the cuts; the files must be of one world, and complete. */
+static void files_of_several_ranks(void **state)
+{
+    (void)state;
+    static const vla_numerics modes[] = {VLA_FP32, VLA_BF16_MASTER, VLA_BF16_SR};
+    vla_error err = VLA_ERROR_INIT;
+    vla_checkpoint *c;
+    for (int i = 0; i < 3; i++) {
+        char run[64], dir[512];
+        snprintf(run, sizeof run, "ranks%d", i);
+        vla_store *a = make_padded(modes[i], i == 1), *b = make_store(modes[i]);
+        fill(a, 31);
+        vla_checkpoint_writer *w;
+        assert_ok(vla_checkpoint_writer_create(at(run), NULL, &w, &err), err);
+        assert_ok(save(w, a, 5, &err), err);
+        vla_checkpoint_writer_destroy(w);
+        snprintf(dir, sizeof dir, "%s/0_5", at(run));
+        split_optimizer(dir, 0);
+        assert_ok(vla_checkpoint_open(dir, &c, &err), err);
+        assert_ok(vla_checkpoint_restore(c, b, &err), err);
+        assert_same(a, b);
+        vla_store_destroy(b);
+        for (int rank = 0; rank < 5; rank++) { /* of 2 ranks, and of 3 */
+            b = make_rank(modes[i], rank & 1, rank < 2 ? rank : rank - 2, rank < 2 ? 2 : 3);
+            assert_ok(vla_checkpoint_restore(c, b, &err), err);
+            assert_same(a, b);
+            vla_store_destroy(b);
+        }
+        vla_checkpoint_close(c);
+        vla_store_destroy(a);
+    }
+    vla_store *store = make_store(VLA_FP32);
+    vla_checkpoint_writer *w;
+    fill(store, 32);
+    assert_ok(vla_checkpoint_writer_create(at("gaps"), NULL, &w, &err), err);
+    assert_ok(save(w, store, 5, &err), err);
+    assert_ok(save(w, store, 6, &err), err);
+    vla_checkpoint_writer_destroy(w);
+    split_optimizer(at("gaps/0_5"), 1);
+    assert_ok(vla_checkpoint_open(at("gaps/0_5"), &c, &err), err);
+    assert_fails(vla_checkpoint_restore(c, store, &err), VLA_E_CORRUPT, err, "do not join at element");
+    vla_checkpoint_close(c);
+    split_optimizer(at("gaps/0_6"), 0);
+    assert_int_equal(unlink(at("gaps/0_6/optimizer-1-of-3.safetensors")), 0);
+    assert_fails(vla_checkpoint_open(at("gaps/0_6"), &c, &err), VLA_E_CORRUPT, err, "optimizer-1-of-3.safetensors: the checkpoint is damaged: the file is missing");
+    vla_store_destroy(store);
 }
 
 static void old_ones_are_pruned(void **state)
@@ -421,6 +535,7 @@ int main(void)
         cmocka_unit_test(bits_come_back),
         cmocka_unit_test(pads_are_not_saved),
         cmocka_unit_test(changes_of_numerics),
+        cmocka_unit_test(files_of_several_ranks),
         cmocka_unit_test(old_ones_are_pruned),
         cmocka_unit_test(damage_is_refused_and_skipped),
         cmocka_unit_test(weights_files_are_strict),
