@@ -2,7 +2,7 @@
 BUILD ?= build
 JOBS ?= $(shell nproc)
 
-.PHONY: all deps demo test bench check-long gpu-bundle gpu-test gpu-bench install clean
+.PHONY: all deps demo test test-dist bench check-long gpu-bundle gpu-test gpu-bench install clean
 all: $(BUILD)/build.ninja
 	@ninja -C $(BUILD) -j $(JOBS) vla_program
 
@@ -20,6 +20,11 @@ $(BUILD)/build.ninja: CMakeLists.txt
 # Everything that CI runs, ending with a count.
 test: $(BUILD)/build.ninja
 	@tests/run $(BUILD)
+
+# Several ranks: processes that meet over loopback. Part of `test`.
+test-dist: $(BUILD)/build.ninja
+	@ninja -C $(BUILD) -j $(JOBS)
+	@ctest --test-dir $(BUILD) -L '^dist$$' --output-on-failure --no-tests=error
 
 # What this machine reaches: kernels, the training step, the loader, statistics.
 bench: $(BUILD)/build.ninja

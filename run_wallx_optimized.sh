@@ -23,7 +23,7 @@ export CONFIG=${CONFIG:-$here/workspace/example/libero_local_perf.yml}
 export BATCH=${BATCH:-26}  # samples per GPU
 export GPUS=${GPUS:-}  # empty: all of this machine
 export NNODES=${NNODES:-1} NODE_RANK=${NODE_RANK:-0}
-export MASTER_ADDR=${MASTER_ADDR:-127.0.0.1} MASTER_PORT=${MASTER_PORT:-29500}
+export MASTER_ADDR=${MASTER_ADDR:-127.0.0.1} MASTER_PORT=${MASTER_PORT:-}  # port empty: 29500 between nodes, on one node a free one
 export DATASET=${DATASET:-../data/libero_all}  # LeRobot data set
 export NORM_STATS=${NORM_STATS:-../data/libero_all_norm_stats.json}  # of vla norm-stats
 export MODEL_CONFIG=${MODEL_CONFIG:-$here/configs/wall-oss-0.5/config.json}

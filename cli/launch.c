@@ -1,7 +1,9 @@
-/* vla launch: starts the ranks of a training run on this machine. There is one, in this process: on the first GPU, or in a build
- * or on a machine without one on the CPU, and it says so. */
+/* vla launch: the ranks of a training run on this machine, one process per GPU, watched until all have ended. One rank stays in this
+ * process. */
+#include "args.h"
 #include "command.h"
 
+#include "dist/supervise.h"
 #include "exec/device_facts.h"
 #include "train/device.h"
 
@@ -9,69 +11,180 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static const char help[] =
-    "Usage: vla launch [--gpus N] [--nnodes N] [--node-rank R] [--master-addr A] [--master-port P] train ARGUMENTS...\n\n"
-    "Starts one rank, on the first GPU. Without a GPU it starts one CPU rank and says so.\n\n"
-    "  --gpus N         ranks on this machine; one is started, and more are answered with a notice\n"
-    "  --nnodes N       machines (1)\n"
-    "  --node-rank R    which of them this is (0)\n"
-    "  --master-addr A  where rank 0 listens (127.0.0.1)\n"
-    "  --master-port P  (29500)\n\n"
-    "Example:\n"
-    "  vla launch --gpus 1 train --config configs/libero_local_perf.yml\n";
+    "Usage: vla launch [--nproc auto|N] [--nnodes N] [--node-rank R] [--master-addr A] [--master-port P] [--time-limit S]\n"
+    "                  train ARGUMENTS...\n\n"
+    "Starts one rank per GPU of this machine, as CUDA_VISIBLE_DEVICES shows them, and watches them: when one fails it is named,\n"
+    "the others are ended within 10 s, and its code is the launcher's. SIGINT and SIGTERM make all ranks save and end with code\n"
+    "75; a second one kills them. Without a GPU it starts CPU ranks, and says so. docs/ranks.md tells more.\n\n"
+    "  --nproc N, --gpus N  ranks on this machine, the same number on each; auto, 0 or empty: its GPUs, or one CPU rank\n"
+    "  --nnodes N           machines (1)\n"
+    "  --node-rank R        which of them this is, from 0 (0)\n"
+    "  --master-addr A      host of rank 0, which is on machine 0 (127.0.0.1)\n"
+    "  --master-port P      where it listens (29500; on one machine any that is free)\n"
+    "  --time-limit S       most seconds that ranks wait for each other, also at the start (300)\n\n"
+    "Examples:\n"
+    "  vla launch train --config configs/libero.yml\n"
+    "  vla launch --nnodes 2 --node-rank 1 --master-addr 10.0.0.1 train --config configs/libero.yml   # once per machine\n"
+    "  vla launch --nproc 2 train --config demo.yml --device cpu\n";
 
-/* `wanted`: ranks that were asked for and are not started; NULL. */
-static void say_devices(const char *wanted)
+enum { USUAL_PORT = 29500, PORT_MOST = 65535 };
+
+typedef struct {
+    const char *nproc, *gpus, *port, *address;
+    int64_t nodes, node;
+    double time_limit;
+} request;
+
+static const char *meaning(int code)
 {
-    vlai_text list = {0};
-    vlai_device_list(&list);
-    fprintf(stderr, "vla launch: %s; one rank trains, on the first%s%s\n", list.data ? list.data : "a GPU", wanted ? ", instead of " : "", wanted ? wanted : "");
-    vlai_text_fini(&list);
+    switch (code) {
+    case EXIT_USAGE: return "usage or configuration";
+    case EXIT_DATA: return "data or file";
+    case EXIT_MEMORY: return "memory";
+    case EXIT_NONFINITE: return "not finite";
+    default: return NULL;
+    }
+}
+
+static void say(void *user, int rank, const char *line)
+{
+    (void)user;
+    if (rank < 0)
+        fprintf(stderr, "vla launch: %s\n", line);
+    else
+        fprintf(stderr, "[rank %d] %s\n", rank, line);
+}
+
+static int refuse(const char *message, const char *hint)
+{
+    fprintf(stderr, "vla launch: %s\n  hint: %s\n", message, hint);
+    return EXIT_USAGE;
+}
+
+/* The device that the arguments of `vla train` name; NULL: none. The last one counts. */
+static const char *named_device(int argc, char **argv)
+{
+    const char *found = NULL, *value;
+    for (int i = 0; i < argc; i++) {
+        if (!strncmp(argv[i], "--training.device=", 18))
+            found = argv[i] + 18;
+        else if (args_match(argv[i], "--device", &value))
+            found = value ? value : i + 1 < argc ? argv[i + 1] : NULL;
+    }
+    return found && strcmp(found, "auto") != 0 && strcmp(found, "cuda") != 0 ? found : NULL;
+}
+
+/* Ranks of this machine, and a line that says which; negative: refused. */
+static int count_ranks(const request *q, const char *device)
+{
+    const char *text = q->nproc && *q->nproc ? q->nproc : q->gpus;
+    bool given = text && *text && strcmp(text, "auto") != 0 && strcmp(text, "0") != 0;
+    char *end, message[256];
+    long n = given ? strtol(text, &end, 10) : 0;
+    if (given && (*end || n < 1)) {
+        snprintf(message, sizeof message, "--nproc '%.100s': wanted auto or a number of ranks", text);
+        return refuse(message, "vla launch --help"), -1;
+    }
+    int gpus = device && !strcmp(device, "cpu") ? 0 : vlai_gpu_count();
+    if (!given)
+        n = device || gpus == 0 ? 1 : gpus;
+    if (gpus > 0 && !device && n > gpus) {
+        snprintf(message, sizeof message, "--nproc %ld: this machine shows %d GPU%s", n, gpus, gpus == 1 ? "" : "s");
+        return refuse(message, "one rank takes one GPU; CUDA_VISIBLE_DEVICES hides some; --device cpu trains without"), -1;
+    }
+    if (gpus == 0 && n == 1)
+        fprintf(stderr, "vla launch: %s: starting one CPU rank\n", device ? "--device cpu" : "no GPU that this build can use");
+    else if (gpus == 0)
+        fprintf(stderr, "vla launch: %s: starting %ld CPU ranks\n", device ? "--device cpu" : "no GPU that this build can use", n);
+    else {
+        vlai_text list = {0};
+        vlai_device_list(&list);
+        fprintf(stderr, "vla launch: %s; %ld rank%s\n", list.data ? list.data : "a GPU", n, n == 1 ? "" : "s");
+        vlai_text_fini(&list);
+    }
+    return (int)n;
+}
+
+/* One rank in this process, whatever a batch system says of others. */
+static int stay(int argc, char **argv)
+{
+    static const char *const variables[][2] = {{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "1"},
+                                               {"GROUP_RANK", "0"}, {"GROUP_WORLD_SIZE", "1"}};
+    for (size_t i = 0; i < sizeof variables / sizeof *variables; i++)
+        setenv(variables[i][0], variables[i][1], 1);
+    unsetenv("MASTER_ADDR");
+    unsetenv("MASTER_PORT");
+    return command_train(argc, argv);
+}
+
+static int start(int argc, char **argv, const request *q, int ranks, int port)
+{
+    vla_error err = VLA_ERROR_INIT;
+    vlai_supervised end;
+    char **arguments = calloc((size_t)argc + 2, sizeof *arguments);
+    if (!arguments) {
+        fprintf(stderr, "vla launch: out of host memory\n");
+        return EXIT_MEMORY;
+    }
+    arguments[0] = "vla";
+    memcpy(arguments + 1, argv, (size_t)argc * sizeof *argv);
+    vlai_supervise_options o = {.argv = arguments, .ranks = ranks, .first = (int)q->node * ranks, .world = (int)q->nodes * ranks,
+                                .node = (int)q->node, .nodes = (int)q->nodes, .address = q->address, .port = port,
+                                .time_limit_s = q->time_limit, .meaning = meaning, .say = say};
+    vla_status status = vlai_supervise(&o, &end, &err);
+    free(arguments);
+    return status == VLA_OK ? end.code : command_fail("launch", &err);
 }
 
 int command_launch(int argc, char **argv)
 {
-    static const char *const known[] = {"--gpus", "--nnodes", "--node-rank", "--master-addr", "--master-port", "train", "--help"};
-    const char *values[5] = {"", "1", "0", "127.0.0.1", "29500"};
-    if (argc < 2 || !strcmp(argv[1], "--help") || !strcmp(argv[1], "-h")) {
-        fputs(help, argc < 2 ? stderr : stdout);
-        return argc < 2 ? EXIT_USAGE : EXIT_DONE;
+    request q = {.nodes = 1, .address = "127.0.0.1"};
+    const arg_row rows[] = {
+        {"--nproc", ARG_TEXT, &q.nproc},         {"--gpus", ARG_TEXT, &q.gpus},
+        {"--nnodes", ARG_COUNT, &q.nodes},       {"--node-rank", ARG_INT, &q.node},
+        {"--master-addr", ARG_TEXT, &q.address}, {"--master-port", ARG_TEXT, &q.port},
+        {"--time-limit", ARG_REAL, &q.time_limit},
+    };
+    static args a; /* too large for a stack frame */
+    a = (args){.name = "launch", .help = help, .rows = rows, .count = sizeof rows / sizeof *rows};
+    int split = 1;
+    while (split < argc && strcmp(argv[split], "train") != 0)
+        split++;
+    if (argc < 2)
+        return fputs(help, stderr), EXIT_USAGE;
+    int code = args_parse(&a, split, argv);
+    if (code >= 0)
+        return code;
+    if (split == argc)
+        return refuse("no command to launch", "vla launch [options] train --config FILE");
+    char message[256], *end;
+    const char *world = getenv("WORLD_SIZE"), *rank = getenv("RANK");
+    if (world && *world && strcmp(world, "1") != 0) {
+        snprintf(message, sizeof message, "WORLD_SIZE is %.32s and RANK %.32s: another launcher has started this process as one of its ranks, "
+                 "and each of them would start its own", world, rank ? rank : "is not set");
+        return refuse(message, "under torchrun, accelerate or srun start `vla train` itself; else unset WORLD_SIZE and RANK");
     }
-    int i = 1;
-    for (; i < argc && strcmp(argv[i], "train"); i++) {
-        bool found = false;
-        for (int k = 0; k < 5 && !found; k++) {
-            size_t n = strlen(known[k]);
-            if (strncmp(argv[i], known[k], n) || (argv[i][n] && argv[i][n] != '='))
-                continue;
-            if (argv[i][n])
-                values[k] = argv[i] + n + 1;
-            else if (i + 1 < argc)
-                values[k] = argv[++i];
-            else
-                return command_unknown("launch", argv[i], known, 7);
-            found = true;
-        }
-        if (!found)
-            return command_unknown("launch", argv[i], known, 7);
+    long port = q.port && *q.port ? strtol(q.port, &end, 10) : 0;
+    if ((q.port && *q.port && *end) || port < 0 || port > PORT_MOST)
+        return refuse("--master-port: wanted a number of 1 to 65535, or 0 for one that is free", "vla launch --help");
+    if (q.node >= q.nodes) {
+        snprintf(message, sizeof message, "--node-rank %lld with --nnodes %lld: wanted 0 to %lld", (long long)q.node, (long long)q.nodes,
+                 (long long)q.nodes - 1);
+        return refuse(message, "machines are counted from 0");
     }
-    if (i == argc) {
-        fprintf(stderr, "vla launch: no command to launch\n  hint: vla launch [options] train --config FILE\n");
+    if (q.nodes > 1 && port == 0)
+        port = USUAL_PORT;
+    if (q.time_limit < 0)
+        return refuse("--time-limit: wanted seconds, above 0", "vla launch --help");
+    int ranks = count_ranks(&q, named_device(argc - split, argv + split));
+    if (ranks < 0)
         return EXIT_USAGE;
-    }
-    if (atoi(values[1]) > 1) {
-        fprintf(stderr, "vla launch: --nnodes %s: one rank trains, on one machine\n  hint: set NNODES=1\n", values[1]);
-        return EXIT_USAGE;
-    }
-    char device[VLAI_DEVICE_NAME] = "cpu";
-    vla_error err = VLA_ERROR_INIT;
-    bool gpu = vlai_device_choose("auto", device, &err) == VLA_OK && strcmp(device, "cpu") != 0;
-    bool asked = *values[0] && strcmp(values[0], "0") != 0, many = asked && atoi(values[0]) > 1;
-    if (!gpu)
-        fprintf(stderr, "vla launch: no GPU that this build can use: starting one CPU rank%s%s%s\n", asked ? " instead of " : "",
-                asked ? values[0] : "", asked ? " GPU ranks" : "");
-    else
-        say_devices(many ? values[0] : NULL);
-    return command_train(argc - i, argv + i);
+    if (ranks == 1 && q.nodes == 1)
+        return stay(argc - split, argv + split);
+    if (q.nodes > 4096 || (int64_t)ranks * q.nodes > 4096)
+        return refuse("more than 4096 ranks", "vla launch --help");
+    return start(argc - split, argv + split, &q, ranks, (int)port);
 }

@@ -65,13 +65,18 @@ static void *worker(void *argument)
     return NULL;
 }
 
+int vlai_pool_processors(void)
+{
+    cpu_set_t set;
+    int n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+    return n > 0 ? n : 1;
+}
+
 vla_status vlai_pool_create(int threads, vlai_pool **out, vla_error *err)
 {
     *out = NULL;
-    if (threads <= 0) {
-        cpu_set_t set;
-        threads = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-    }
+    if (threads <= 0)
+        threads = vlai_pool_processors();
     vlai_pool *pool = vlai_calloc(1, sizeof *pool);
     if (!pool)
         return vlai_nomem(err, sizeof *pool);

@@ -12,6 +12,7 @@ typedef void (*vlai_tile_fn)(void *context, int64_t tile, int thread);
 
 /* `threads` counts the caller, which works too; 0 = all processors that this process may use. */
 vla_status vlai_pool_create(int threads, vlai_pool **out, vla_error *err);
+int vlai_pool_processors(void); /* that this process may use, at least 1 */
 void vlai_pool_destroy(vlai_pool *pool);
 int vlai_pool_threads(const vlai_pool *pool); /* 1 for NULL */
 

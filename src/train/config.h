@@ -152,6 +152,9 @@ const char *vlai_config_where(const vlai_config *config, const char *key, char *
 /* All values as they count, as JSON text in the layout of the YAML file (so that it can be loaded again). Released with
  * vlai_free. */
 vla_status vlai_config_dump(const vlai_config *config, char **out, vla_error *err);
+/* The same as lines "section.key: value", without the keys that may differ between ranks that train together: the place to
+ * compute on, threads, and where frames are cached. Released with vlai_free. */
+vla_status vlai_config_common(const vlai_config *config, char **out, vla_error *err);
 vla_status vlai_config_save(const vlai_config *config, const char *path, vla_error *err);
 /* Text that lists every key with type, default and meaning. `section` limits it (NULL = all). Released with vlai_free. */
 vla_status vlai_config_help(const char *section, char **out, vla_error *err);

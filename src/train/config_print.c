@@ -207,6 +207,27 @@ vla_status vlai_config_dump(const vlai_config *config, char **out, vla_error *er
     return take(&t, out, err);
 }
 
+vla_status vlai_config_common(const vlai_config *config, char **out, vla_error *err)
+{
+    static const char *const own[] = {"training.device", "training.threads", "data.num_workers", "data.frame_cache_dir"};
+    vlai_text t = {0};
+    for (const section *s = vlai_config_sections; s->path; s++)
+        for (size_t i = 0; i < s->count; i++) {
+            const option *o = &s->rows()[i];
+            char key[256];
+            bool skipped = is_alias(config, s, o);
+            vlai_config_key(s, o, key, sizeof key);
+            for (size_t k = 0; k < sizeof own / sizeof *own; k++)
+                skipped |= !strcmp(key, own[k]);
+            if (skipped)
+                continue;
+            vlai_text_printf(&t, "%s: ", key);
+            put_value(&t, o, vlai_config_field(config, s, o));
+            vlai_text_puts(&t, "\n");
+        }
+    return take(&t, out, err);
+}
+
 vla_status vlai_config_save(const vlai_config *config, const char *path, vla_error *err)
 {
     char *text;

@@ -13,15 +13,16 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
-static bool has_gpu(void)
+int vlai_gpu_count(void)
 {
 #ifdef VLA_CUDA
     int count = 0;
-    return vlai_device_count(&count) == 0 && count > 0;
+    return vlai_device_count(&count) == 0 ? count : 0;
 #else
-    return false;
+    return 0;
 #endif
 }
 
@@ -30,10 +31,29 @@ vla_status vlai_device_choose(const char *wanted, char out[VLAI_DEVICE_NAME], vl
     const char *name = wanted && *wanted ? wanted : "auto";
     bool number = !strncmp(name, "cuda:", 5) && name[5] && strspn(name + 5, "0123456789") == strlen(name + 5) && strlen(name) < 9;
     if (!strcmp(name, "auto"))
-        name = has_gpu() ? "cuda" : "cpu";
+        name = vlai_gpu_count() > 0 ? "cuda" : "cpu";
     else if (strcmp(name, "cpu") != 0 && strcmp(name, "cuda") != 0 && !number)
         return vlai_fail(err, VLA_E_INVALID, "training.device is '%s', wanted cpu, cuda, cuda:N or auto", name);
     snprintf(out, VLAI_DEVICE_NAME, "%s", name);
+    return VLA_OK;
+}
+
+vla_status vlai_device_of_rank(const char *wanted, int local_rank, int local_world, char out[VLAI_DEVICE_NAME], vla_error *err)
+{
+    VLA_TRY(vlai_device_choose(wanted, out, err));
+    if (local_world == 1 || !strcmp(out, "cpu"))
+        return VLA_OK;
+    if (out[4] == ':')
+        return vlai_fail_hint(err, VLA_E_INVALID, "leave it at auto: rank i of a machine takes its GPU i; CUDA_VISIBLE_DEVICES chooses among them",
+                              "training.device is %s for %d ranks of this machine", out, local_world);
+    int count = vlai_gpu_count();
+    const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+    if (count == 1 && visible && *visible)
+        local_rank = 0;
+    else if (count > 0 && local_rank >= count)
+        return vlai_fail_hint(err, VLA_E_INVALID, "start as many ranks as the machine has GPUs, or train with --device cpu",
+                              "local rank %d of %d has no GPU of its own: this machine shows %d", local_rank, local_world, count);
+    snprintf(out, VLAI_DEVICE_NAME, "cuda:%d", local_rank);
     return VLA_OK;
 }
 

@@ -11,6 +11,11 @@ enum { VLAI_DEVICE_NAME = 16 };
 
 VLA_BEGIN_DECLS
 
+/* GPUs that this build can use, as CUDA_VISIBLE_DEVICES leaves them. */
+int vlai_gpu_count(void);
+/* The device of one of several ranks on this machine: like vlai_device_choose for one, else cuda:LOCAL_RANK for auto and cuda. A GPU
+ * named by its number is refused then, and one that every rank sees alone (its launcher shows each rank its own) is cuda:0. */
+vla_status vlai_device_of_rank(const char *wanted, int local_rank, int local_world, char out[VLAI_DEVICE_NAME], vla_error *err);
 /* cpu, cuda or cuda:N as they are; auto (or NULL): cuda where this build has CUDA and the machine a GPU, else cpu. The result
  * is a name for vla_executor_create_on. */
 vla_status vlai_device_choose(const char *wanted, char out[VLAI_DEVICE_NAME], vla_error *err);

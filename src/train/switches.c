@@ -19,7 +19,6 @@ static const struct {
     size_t key;       /* offset in the section; NONE: the environment alone */
     const char *spelled; /* of the key */
     const char *cpu, *gpu;
-    bool ranks; /* it acts between ranks: on one there is nothing to do */
 } switches[] = {
     {"WALLX_PERF_ATTN", FLAG, KEY(attn), "perf.attn", "no effect on a CPU rank: its attention is deterministic and has one form",
      "fastest attention, forward and backward, instead of the deterministic one"},
@@ -28,8 +27,8 @@ static const struct {
     {"WALLX_PERF_ALLOC", FLAG, KEY(alloc), "perf.alloc",
      "buffers at offsets planned by lifetime; norms, SwiGLU products and rotations are made again in the backward pass",
      "buffers at offsets planned by lifetime; norms, SwiGLU products and rotations are made again in the backward pass, whole layers where that does not fit"},
-    {"WALLX_PERF_DDP", FLAG, KEY(ddp), "perf.ddp", DDP, DDP, true},
-    {"WALLX_PERF_BUCKET", NUMBER, KEY(bucket), "perf.bucket", BUCKET, BUCKET, true},
+    {"WALLX_PERF_DDP", FLAG, KEY(ddp), "perf.ddp", DDP, DDP},
+    {"WALLX_PERF_BUCKET", NUMBER, KEY(bucket), "perf.bucket", BUCKET, BUCKET},
     {"WALLX_PERF_COMPILE", FLAG, KEY(compile), "perf.compile",
      "the update is part of the step's plan; a CPU rank's kernels are the reference and stay one per operation",
      "fused kernels and timed choice of matrix products, decoder; the update is part of the step, and the step is captured once and replayed"},
@@ -99,13 +98,23 @@ void vlai_switches_read(const vlai_config *config, vlai_switches *out)
     out->fused_optimizer = out->compile || is_on(config, "OPTIMIZER_FUSED");
 }
 
+void vlai_switches_common(const vlai_config *config, vlai_text *out)
+{
+    vlai_switches now;
+    vlai_switches_read(config, &now);
+    vlai_text_printf(out, "WALLX_PERF_ATTN: %d\nWALLX_PERF_ALLOC: %d\nWALLX_PERF_DDP: %d\nWALLX_PERF_BUCKET: %lld\nWALLX_PERF_COMPILE: %d\n"
+                     "WALLX_PERF_COMPILE_VISUAL: %d\nWALLX_PERF_COMPILE_RECOMP_LIMIT: %lld\nOPTIMIZER_FUSED: %d\n"
+                     "WALLX_PERF_NO_TIMER_BARRIER: %d\n", now.attention, now.alloc, now.ddp, (long long)now.bucket_mb, now.compile,
+                     now.compile_visual, (long long)now.most_plans, now.fused_optimizer, now.no_barrier);
+}
+
 void vlai_switches_describe(const vlai_config *config, const char *device, int world, vlai_text *out)
 {
     vlai_switches now;
     vlai_switches_read(config, &now);
     for (int i = 0; i < SWITCHES && now.log; i++) {
         const char *effect = strcmp(device, "cpu") ? switches[i].gpu : switches[i].cpu, *value = getenv(switches[i].name);
-        if (switches[i].ranks && world < 2)
+        if (world < 2 && (switches[i].key == KEY(ddp) || switches[i].key == KEY(bucket)))
             effect = "no effect on one rank: there is nothing to reduce";
         if (vlai_switch_is_on(switches[i].name))
             vlai_text_printf(out, "[WALLX_PERF] %s=%s: %s\n", switches[i].name, value, effect);

@@ -235,9 +235,16 @@ static void errors_and_their_codes(void **state)
 static void launch_starts_one_cpu_rank(void **state)
 {
     (void)state;
-    tiny_must("launch --gpus 8 train --config tiny.yml --checkpoint.save_path=launched --stop-at 2");
-    tiny_said("starting one CPU rank instead of 8 GPU ranks");
-    assert_int_equal(tiny_run(NULL, "launch --nnodes 2 train --config tiny.yml"), 2);
+    tiny_must("launch --gpus= --master-port= train --config tiny.yml --checkpoint.save_path=launched --stop-at 2");
+    tiny_said("starting one CPU rank");
+    assert_int_equal(tiny_run("WORLD_SIZE=4 RANK=1", "launch train --config tiny.yml"), 2);
+    tiny_said("WORLD_SIZE is 4 and RANK 1: another launcher has started this process");
+    assert_int_equal(tiny_run(NULL, "launch --nnodes 2 --node-rank 2 train --config tiny.yml"), 2);
+    tiny_said("--node-rank 2 with --nnodes 2: wanted 0 to 1");
+    assert_int_equal(tiny_run(NULL, "launch --nproc two train --config tiny.yml"), 2);
+    tiny_said("--nproc 'two': wanted auto or a number of ranks");
+    assert_int_equal(tiny_run(NULL, "launch --nproc 2"), 2);
+    tiny_said("no command to launch");
 }
 
 /* The launchers of the root, on the tiny run. */
