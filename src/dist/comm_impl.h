@@ -19,9 +19,9 @@ typedef struct vlai_transport {
 } vlai_transport;
 
 extern const vlai_transport vlai_gloo, vlai_nccl;
-/* `limit`: seconds until all ranks have to be there, and on a CPU those of every collective. */
-vla_status vlai_gloo_open(struct vlai_group *group, int rank, int world, double limit, void **state, vla_error *err);
-vla_status vlai_nccl_open(struct vlai_group *group, int rank, int world, double limit, int device, void **state, vla_error *err);
+/* `limit`: seconds until all ranks have to be there, and for a call of the host that waits for another rank. */
+vla_status vlai_gloo_open(struct vlai_group *group, double limit, void **state, vla_error *err);
+vla_status vlai_nccl_open(struct vlai_group *group, double limit, int device, void **state, vla_error *err);
 
 VLA_END_DECLS
 
