@@ -1,59 +1,31 @@
 /* The calls of dist/comm.h: world 1 is done here, the rest by a transport; the first failure is kept. */
-#include "dist/comm_impl.h"
-
 #include "base/fail.h"
 #include "base/memory.h"
+#include "dist/comm_impl.h"
+#include "dist/group.h"
 #include "exec/executor.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 struct vlai_comm {
     int rank, world;
+    vlai_group *group;
+    const char *device;              /* "cpu", "cuda" */
     const vlai_transport *transport; /* NULL: world 1 */
     void *state;
-    pthread_mutex_t lock; /* of the failure */
+    pthread_mutex_t lock; /* of what follows */
+    pthread_cond_t wake;
     atomic_bool failed;
-    bool aborted;
+    bool aborted, closing, watched;
     vla_error failure;
+    pthread_t watcher; /* asks the group and the transport now and then */
 };
 
-vla_status vlai_comm_open(struct vlai_group *group, const char *device, vlai_comm **out, vla_error *err)
-{
-    (void)device;
-    *out = NULL;
-    if (group)
-        return vlai_fail_hint(err, VLA_E_UNSUPPORTED, "run one rank alone", "this build has no transport between ranks");
-    vlai_comm *comm = vlai_calloc(1, sizeof *comm);
-    if (!comm)
-        return vlai_nomem(err, sizeof *comm);
-    comm->world = 1;
-    pthread_mutex_init(&comm->lock, NULL);
-    *out = comm;
-    return VLA_OK;
-}
-
-void vlai_comm_close(vlai_comm *comm)
-{
-    if (!comm)
-        return;
-    if (comm->transport)
-        comm->transport->close(comm->state);
-    pthread_mutex_destroy(&comm->lock);
-    vlai_free(comm);
-}
-
-int vlai_comm_rank(const vlai_comm *comm)
-{
-    return comm ? comm->rank : 0;
-}
-
-int vlai_comm_world(const vlai_comm *comm)
-{
-    return comm ? comm->world : 1;
-}
+enum { WATCH_MS = 250 };
 
 /* Keeps the first failure. */
 static vla_status keep(vlai_comm *comm, vla_status status, const vla_error *failure)
@@ -67,6 +39,139 @@ static vla_status keep(vlai_comm *comm, vla_status status, const vla_error *fail
     }
     pthread_mutex_unlock(&comm->lock);
     return VLA_E_NCCL;
+}
+
+static void end(vlai_comm *comm)
+{
+    pthread_mutex_lock(&comm->lock);
+    bool first = !comm->aborted;
+    comm->aborted = true;
+    pthread_mutex_unlock(&comm->lock);
+    if (first && comm->transport)
+        comm->transport->abort(comm->state);
+}
+
+/* A lost rank, or what failed in the transport by itself. */
+static vla_status ask(const vlai_comm *comm, vla_error *failure)
+{
+    VLA_TRY(vlai_group_status(comm->group, failure));
+    return comm->transport->poll ? comm->transport->poll(comm->state, failure) : VLA_OK;
+}
+
+static void *watch_main(void *context)
+{
+    vlai_comm *comm = context;
+    pthread_mutex_lock(&comm->lock);
+    while (!comm->closing && !comm->failed) {
+        struct timespec until;
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_nsec += WATCH_MS * 1000000L;
+        until.tv_sec += until.tv_nsec / 1000000000;
+        until.tv_nsec %= 1000000000;
+        pthread_cond_timedwait(&comm->wake, &comm->lock, &until);
+        if (comm->closing)
+            break;
+        pthread_mutex_unlock(&comm->lock);
+        vla_error failure = VLA_ERROR_INIT;
+        if (keep(comm, ask(comm, &failure), &failure) != VLA_OK)
+            end(comm);
+        pthread_mutex_lock(&comm->lock);
+    }
+    pthread_mutex_unlock(&comm->lock);
+    return NULL;
+}
+
+/* "cuda", "cuda:3": the GPU's number; -1 for the CPU, -2 for anything else. */
+static int gpu_of(const char *device)
+{
+    if (!strcmp(device, "cpu"))
+        return -1;
+    if (strncmp(device, "cuda", 4) || (device[4] && device[4] != ':'))
+        return -2;
+    return device[4] ? atoi(device + 5) : 0;
+}
+
+static vla_status open_transport(vlai_comm *comm, struct vlai_group *group, int gpu, vla_error *err)
+{
+    double limit = vlai_group_timeout(group);
+    (void)limit;
+    if (gpu >= 0) {
+#ifdef VLA_NCCL
+        comm->transport = &vlai_nccl;
+        return vlai_nccl_open(group, limit, gpu, &comm->state, err);
+#else
+        return vlai_fail_hint(err, VLA_E_UNSUPPORTED, "build with -DVLA_CUDA=ON where nccl.h is found (libnccl-dev)",
+                              "%d ranks on GPUs: this build was made without NCCL", comm->world);
+#endif
+    }
+#ifdef VLA_GLOO
+    comm->transport = &vlai_gloo;
+    return vlai_gloo_open(group, limit, &comm->state, err);
+#else
+    return vlai_fail_hint(err, VLA_E_UNSUPPORTED, "install libgloo-dev (tools/deps) and configure the build again",
+                          "%d ranks on CPUs: this build was made without Gloo", comm->world);
+#endif
+}
+
+vla_status vlai_comm_open(struct vlai_group *group, const char *device, vlai_comm **out, vla_error *err)
+{
+    *out = NULL;
+    int gpu = gpu_of(device);
+    if (gpu == -2)
+        return vlai_fail(err, VLA_E_INVALID, "device '%s': wanted cpu, cuda or cuda:N", device);
+    vlai_comm *comm = vlai_calloc(1, sizeof *comm);
+    if (!comm)
+        return vlai_nomem(err, sizeof *comm);
+    comm->group = group;
+    comm->rank = vlai_group_rank(group);
+    comm->world = vlai_group_world(group);
+    comm->device = gpu >= 0 ? "cuda" : "cpu";
+    pthread_mutex_init(&comm->lock, NULL);
+    pthread_cond_init(&comm->wake, NULL);
+    vla_status status = comm->world > 1 ? open_transport(comm, group, gpu, err) : VLA_OK;
+    if (status == VLA_OK && comm->transport) {
+        comm->watched = pthread_create(&comm->watcher, NULL, watch_main, comm) == 0;
+        if (!comm->watched)
+            status = vlai_fail(err, VLA_E_INTERNAL, "no thread to watch the collectives");
+    }
+    if (status != VLA_OK) {
+        vlai_comm_close(comm);
+        return status;
+    }
+    *out = comm;
+    return VLA_OK;
+}
+
+void vlai_comm_close(vlai_comm *comm)
+{
+    if (!comm)
+        return;
+    pthread_mutex_lock(&comm->lock);
+    comm->closing = true;
+    pthread_cond_signal(&comm->wake);
+    pthread_mutex_unlock(&comm->lock);
+    if (comm->watched)
+        pthread_join(comm->watcher, NULL);
+    if (comm->state)
+        comm->transport->close(comm->state);
+    pthread_mutex_destroy(&comm->lock);
+    pthread_cond_destroy(&comm->wake);
+    vlai_free(comm);
+}
+
+const char *vlai_comm_device(const vlai_comm *comm)
+{
+    return comm ? comm->device : "";
+}
+
+int vlai_comm_rank(const vlai_comm *comm)
+{
+    return comm ? comm->rank : 0;
+}
+
+int vlai_comm_world(const vlai_comm *comm)
+{
+    return comm ? comm->world : 1;
 }
 
 vla_status vlai_comm_reduce_scatter(vlai_comm *comm, const void *in, void *out, int64_t n, vla_dtype dtype, void *scratch, void *stream)
@@ -108,10 +213,6 @@ bool vlai_comm_error(vlai_comm *comm, char *text, size_t size)
 {
     if (!comm)
         return false;
-    if (!comm->failed && comm->transport && comm->transport->poll) {
-        vla_error failure = VLA_ERROR_INIT;
-        keep(comm, comm->transport->poll(comm->state, &failure), &failure);
-    }
     if (!comm->failed)
         return false;
     pthread_mutex_lock(&comm->lock);
@@ -126,12 +227,7 @@ void vlai_comm_abort(vlai_comm *comm, const char *why)
         return;
     vla_error failure = VLA_ERROR_INIT;
     keep(comm, vlai_fail(&failure, VLA_E_NCCL, "%s", why), &failure);
-    pthread_mutex_lock(&comm->lock);
-    bool first = !comm->aborted;
-    comm->aborted = true;
-    pthread_mutex_unlock(&comm->lock);
-    if (first && comm->transport)
-        comm->transport->abort(comm->state);
+    end(comm);
 }
 
 void vlai_executor_set_comm(vla_executor *executor, vlai_comm *comm)

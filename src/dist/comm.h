@@ -5,11 +5,12 @@
  *     VLA_TRY(vlai_comm_open(group, "cuda:0", &comm, err));   // meets the other ranks through the group
  *     vlai_executor_set_comm(executor, comm);                 // before runs of plans with collectives are created
  *     ...
- *     vlai_comm_close(comm);                                  // after the executor's runs
+ *     vlai_comm_close(comm);                                  // after the executor's runs, before the group is left
  *
  * On a GPU calls are enqueued on a stream (and captured with it); they return before the work is done. On a CPU they return
  * when it is. A communicator that failed stays failed: later calls return VLA_E_NCCL at once, and vlai_comm_error says
- * what it was. Results that were under way are then not to be used.
+ * what it was. Results that were under way are then not to be used. A thread of its own watches the group and NCCL: a rank that
+ * is lost ends the collectives under way within a second, and the failure is the group's sentence.
  *
  * Threads: one at a time may enqueue; vlai_comm_error and vlai_comm_abort may be called from any. */
 #ifndef VLAI_COMM_H
@@ -29,7 +30,7 @@ struct vlai_group;
 typedef struct vlai_comm vlai_comm;
 
 /* `device`: "cpu" (Gloo), "cuda" or "cuda:N" (NCCL). Every rank calls it; it returns when all are connected, or fails within
- * the group's time limit. The group must outlive the call alone. NULL group: rank 0 of 1. */
+ * the group's time limit. The group must outlive the communicator. NULL group: rank 0 of 1. */
 vla_status vlai_comm_open(struct vlai_group *group, const char *device, vlai_comm **out, vla_error *err);
 /* Work under way should be waited for first. Not a collective: a rank may close while others still compute. NULL: nothing. */
 void vlai_comm_close(vlai_comm *comm);
@@ -37,9 +38,10 @@ void vlai_comm_close(vlai_comm *comm);
 /* NULL: rank 0 of 1. */
 int vlai_comm_rank(const vlai_comm *comm);
 int vlai_comm_world(const vlai_comm *comm);
+const char *vlai_comm_device(const vlai_comm *comm); /* "cpu", "cuda"; "" for NULL */
 
 /* in [world * n] -> out [n]: the sum over ranks of their part `rank`. Float types and I32, I64. On a CPU the sum is taken in
- * the order of ranks, bf16 in fp32 and rounded once; `scratch` holds vlai_comm_scratch bytes, NULL on a GPU. `out` lies apart
+ * the order of ranks, bf16 in fp32 and rounded once; `scratch` as vlai_comm_scratch says, NULL on a GPU. `out` lies apart
  * from `in`. `stream` is NULL on a CPU. */
 vla_status vlai_comm_reduce_scatter(vlai_comm *comm, const void *in, void *out, int64_t n, vla_dtype dtype, void *scratch, void *stream);
 /* data [world * n], any type: the own part n * rank .. is given, the others are filled in. */
@@ -47,7 +49,8 @@ vla_status vlai_comm_all_gather(vlai_comm *comm, void *data, int64_t n, vla_dtyp
 /* data [n], in place: the sum over ranks, the same bits on every rank. `scratch` as above. */
 vla_status vlai_comm_all_reduce(vlai_comm *comm, void *data, int64_t n, vla_dtype dtype, void *scratch, void *stream);
 
-/* Bytes of scratch on a CPU for `elements`, of the whole bucket (reduce_scatter) or of the data (all_reduce). */
+/* Bytes of scratch on a CPU for `elements` of the whole bucket, or of the data: reduce_scatter wants so much once, all_reduce
+ * twice. */
 size_t vlai_comm_scratch(int64_t elements, vla_dtype dtype, int world);
 
 /* Whether the communicator has failed, also by itself, between calls; the sentence goes to `text`. */

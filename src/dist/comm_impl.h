@@ -12,9 +12,9 @@ typedef struct vlai_transport {
     vla_status (*reduce_scatter)(void *state, const void *in, void *out, int64_t n, vla_dtype dtype, void *scratch, void *stream, vla_error *err);
     vla_status (*all_gather)(void *state, void *data, int64_t n, vla_dtype dtype, void *stream, vla_error *err);
     vla_status (*all_reduce)(void *state, void *data, int64_t n, vla_dtype dtype, void *scratch, void *stream, vla_error *err);
-    /* What failed by itself, if anything; any thread. NULL: nothing ever does. */
+    /* What failed by itself, if anything; asked by a thread of its own. NULL: calls tell all. */
     vla_status (*poll)(void *state, vla_error *err);
-    /* Ends what is under way; any thread, once at most. */
+    /* Ends what is under way; any thread, once at most. Only close is called afterwards. */
     void (*abort)(void *state);
 } vlai_transport;
 

@@ -148,6 +148,9 @@ static vla_status check_comm(const vla_executor *ex, const vla_graph *g, vla_err
         const vlai_node *node = &g->nodes[n];
         if (!vlai_op_is_collective(node->op) || node->attrs.comm.world == 1)
             continue;
+        if (ex->comm && !strcmp(vlai_comm_device(ex->comm), "cuda") != !strcmp(ex->backend->name, "cuda"))
+            return vlai_fail(err, VLA_E_INVALID, "the communicator is one of the device %s, its executor runs on %s", vlai_comm_device(ex->comm),
+                             ex->backend->name);
         if (node->attrs.comm.world != vlai_comm_world(ex->comm) || node->attrs.comm.rank != vlai_comm_rank(ex->comm))
             return vlai_fail(err, VLA_E_INVALID, "the plan is for rank %d of %d, its executor's communicator is rank %d of %d", node->attrs.comm.rank,
                              node->attrs.comm.world, vlai_comm_rank(ex->comm), vlai_comm_world(ex->comm));

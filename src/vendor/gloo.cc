@@ -10,9 +10,8 @@
 #include <gloo/alltoall.h>
 #include <gloo/rendezvous/context.h>
 #include <gloo/rendezvous/store.h>
-#include <gloo/transport/tcp/address.h>
-#include <gloo/transport/tcp/context.h>
 #include <gloo/transport/tcp/device.h>
+#include <gloo/transport/unbound_buffer.h>
 
 #include <atomic>
 #include <chrono>
@@ -20,10 +19,13 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <netdb.h>
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <thread>
+#include <unistd.h>
 #include <vector>
 
 namespace {
@@ -60,14 +62,13 @@ struct group_failed : std::runtime_error {
     explicit group_failed(const vla_error &e) : std::runtime_error(e.message), error(e) {}
 };
 
-/* The ranks' addresses, through the group. Keeps those that it saw, to name a peer by its rank later. */
+/* The ranks' addresses, through the group. */
 class meeting final : public gloo::rendezvous::Store {
     vlai_group *group;
     std::string prefix;
-    std::vector<std::string> &peers;
 
 public:
-    meeting(vlai_group *g, std::string p, std::vector<std::string> &addresses) : group(g), prefix(std::move(p)), peers(addresses) {}
+    meeting(vlai_group *g, std::string p) : group(g), prefix(std::move(p)) {}
 
     void set(const std::string &key, const std::vector<char> &data) override
     {
@@ -84,9 +85,7 @@ public:
         if (vlai_group_get(group, (prefix + key).c_str(), 0, &data, &size, &err) != VLA_OK)
             throw group_failed(err);
         std::unique_ptr<void, void (*)(void *)> owner(data, vlai_free);
-        std::vector<char> bytes(static_cast<char *>(data), static_cast<char *>(data) + size);
-        see(key, bytes);
-        return bytes;
+        return std::vector<char>(static_cast<char *>(data), static_cast<char *>(data) + size);
     }
 
     void wait(const std::vector<std::string> &keys) override
@@ -99,53 +98,77 @@ public:
     {
         wait(keys);
     }
-
-private:
-    /* Under the key of a rank's number stand its addresses, one for each other rank. */
-    void see(const std::string &key, const std::vector<char> &all)
-    {
-        size_t others = peers.size() - 1, me = static_cast<size_t>(vlai_group_rank(group));
-        if (key.empty() || key.find_first_not_of("0123456789") != std::string::npos || all.size() % others)
-            return;
-        size_t from = std::strtoul(key.c_str(), nullptr, 10), size = all.size() / others;
-        if (from >= peers.size() || from == me)
-            return;
-        const char *first = all.data() + (me > from ? me - 1 : me) * size;
-        peers[from] = gloo::transport::tcp::Address(std::vector<char>(first, first + size)).str();
-    }
 };
 
-class mesh final : public gloo::rendezvous::Context {
-public:
-    using gloo::rendezvous::Context::Context;
-
-    /* Everybody who waits on this context returns with an error. */
-    void fail(const std::string &why)
-    {
-        using tcp = gloo::transport::tcp::Context;
-        struct opened : tcp {
-            using tcp::signalException;
-        };
-        (static_cast<tcp *>(transportContext_.get())->*&opened::signalException)(why);
-    }
-};
+using buffer = gloo::transport::UnboundBuffer;
 
 struct ring {
-    std::shared_ptr<mesh> context;
-    std::vector<std::string> peers; /* addresses by rank, as Gloo's messages show them */
+    std::shared_ptr<gloo::rendezvous::Context> context;
     std::vector<std::string> hosts;
-    double limit;
+    double limit = 0;
+    bool connected = false;
+    std::mutex lock; /* of what follows */
+    bool ending = false;
+    std::vector<buffer *> active; /* of the collective under way */
 };
 
-/* Gloo's sentence without its source line, and with the rank whose address it names. */
+/* Buffers of one collective, for as long as it runs: gloo_abort ends what waits on them. */
+class under_way {
+    ring *r;
+
+public:
+    under_way(ring *of, std::vector<buffer *> buffers) : r(of)
+    {
+        std::lock_guard<std::mutex> held(r->lock);
+        check();
+        r->active = std::move(buffers);
+    }
+    ~under_way()
+    {
+        std::lock_guard<std::mutex> held(r->lock);
+        r->active.clear();
+    }
+    /* An aborted wait returns as if all were well. */
+    void finish()
+    {
+        std::lock_guard<std::mutex> held(r->lock);
+        check();
+    }
+    under_way(const under_way &) = delete;
+    under_way &operator=(const under_way &) = delete;
+
+private:
+    void check() const
+    {
+        if (r->ending)
+            throw std::runtime_error("the communicator has ended");
+    }
+};
+
+/* The rank whose connection failed with this exception, or -1: Gloo names it by a port alone, but says the same again to whoever
+ * uses the connection next. */
+int culprit(const ring *r, const std::exception &e)
+{
+    for (int i = 0; r->connected && i < r->context->size; i++) {
+        try {
+            if (i != r->context->rank && r->context->getPair(i))
+                r->context->getPair(i)->send(r->context->createUnboundBuffer(nullptr, 0).get(), 0, 0, 0);
+        } catch (const std::exception &again) {
+            if (!std::strcmp(again.what(), e.what()))
+                return i;
+        }
+    }
+    return -1;
+}
+
 vla_status failed(const ring *r, const char *what, const std::exception &e, vla_error *err)
 {
-    std::string text = e.what();
+    std::string text = e.what(); /* after the place in Gloo's source */
     if (text.rfind("[", 0) == 0 && text.find("] ") != std::string::npos)
         text.erase(0, text.find("] ") + 2);
-    for (size_t i = 0; i < r->peers.size(); i++)
-        if (!r->peers[i].empty() && text.find(r->peers[i]) != std::string::npos)
-            return vlai_fail(err, VLA_E_NCCL, "%s: rank %zu (host %s): %s", what, i, r->hosts[i].c_str(), text.c_str());
+    int rank = culprit(r, e);
+    if (rank >= 0)
+        return vlai_fail(err, VLA_E_NCCL, "%s: rank %d (host %s): %s", what, rank, r->hosts[static_cast<size_t>(rank)].c_str(), text.c_str());
     if (text.find("Timed out") != std::string::npos || text.find("timeout") != std::string::npos)
         return vlai_fail(err, VLA_E_NCCL, "%s: a rank did not take part within %g s (%s)", what, r->limit, text.c_str());
     return vlai_fail(err, VLA_E_NCCL, "%s: Gloo: %s", what, text.c_str());
@@ -246,19 +269,27 @@ void sum(const void *parts, int world, int64_t n, vla_dtype dtype, void *out)
     }
 }
 
-void exchange(const ring *r, const void *in, void *out, size_t bytes)
+void exchange(ring *r, const void *in, void *out, size_t bytes)
 {
+    auto from = r->context->createUnboundBuffer(const_cast<void *>(in), bytes), to = r->context->createUnboundBuffer(out, bytes);
+    std::vector<buffer *> both = {from.get(), to.get()};
     gloo::AlltoallOptions options(r->context);
-    options.setInput(static_cast<char *>(const_cast<void *>(in)), bytes);
-    options.setOutput(static_cast<char *>(out), bytes);
+    options.setInput<char>(std::move(from));
+    options.setOutput<char>(std::move(to));
+    under_way call(r, both);
     gloo::alltoall(options);
+    call.finish();
 }
 
-void gather(const ring *r, void *data, size_t bytes)
+void gather(ring *r, void *data, size_t bytes)
 {
+    auto all = r->context->createUnboundBuffer(data, bytes);
+    std::vector<buffer *> one = {all.get()};
     gloo::AllgatherOptions options(r->context);
-    options.setOutput(static_cast<char *>(data), bytes);
+    options.setOutput<char>(std::move(all));
+    under_way call(r, one);
     gloo::allgather(options);
+    call.finish();
 }
 
 void gloo_close(void *state)
@@ -269,7 +300,7 @@ void gloo_close(void *state)
 
 vla_status gloo_reduce_scatter(void *state, const void *in, void *out, int64_t n, vla_dtype dtype, void *scratch, void *, vla_error *err)
 {
-    const ring *r = static_cast<ring *>(state);
+    ring *r = static_cast<ring *>(state);
     return guarded(r, "reduce_scatter", err, [&] {
         exchange(r, in, scratch, static_cast<size_t>(n * r->context->size) * vla_dtype_size(dtype));
         sum(scratch, r->context->size, n, dtype, out);
@@ -278,14 +309,14 @@ vla_status gloo_reduce_scatter(void *state, const void *in, void *out, int64_t n
 
 vla_status gloo_all_gather(void *state, void *data, int64_t n, vla_dtype dtype, void *, vla_error *err)
 {
-    const ring *r = static_cast<ring *>(state);
+    ring *r = static_cast<ring *>(state);
     return guarded(r, "all_gather", err, [&] { gather(r, data, static_cast<size_t>(n * r->context->size) * vla_dtype_size(dtype)); });
 }
 
 /* Every rank sums one part, and the sums are gathered: padded to parts of one size in the first half of the scratch. */
 vla_status gloo_all_reduce(void *state, void *data, int64_t n, vla_dtype dtype, void *scratch, void *, vla_error *err)
 {
-    const ring *r = static_cast<ring *>(state);
+    ring *r = static_cast<ring *>(state);
     return guarded(r, "all_reduce", err, [&] {
         int world = r->context->size;
         size_t size = vla_dtype_size(dtype), bytes = static_cast<size_t>(n) * size;
@@ -301,13 +332,21 @@ vla_status gloo_all_reduce(void *state, void *data, int64_t n, vla_dtype dtype, 
     });
 }
 
+/* Every wait of the collective under way is aborted, until it has none left. */
 void gloo_abort(void *state)
 {
-    without_sigpipe quiet;
-    try {
-        static_cast<ring *>(state)->context->fail("ended on request");
-    } catch (const std::exception &) {
-        /* A context that has failed already is ended. */
+    ring *r = static_cast<ring *>(state);
+    for (bool waiting = true; waiting;) {
+        {
+            std::lock_guard<std::mutex> held(r->lock);
+            r->ending = true;
+            for (buffer *b : r->active) {
+                b->abortWaitSend();
+                b->abortWaitRecv();
+            }
+            waiting = !r->active.empty();
+        }
+        std::this_thread::sleep_for(std::chrono::milliseconds(waiting));
     }
 }
 
@@ -320,18 +359,19 @@ vla_status vlai_gloo_open(vlai_group *group, double limit, void **state, vla_err
     static std::atomic<int> opened; /* every rank opens the same communicators, so that the number names one of them */
     int world = vlai_group_world(group);
     *state = nullptr;
-    std::unique_ptr<ring> r(new (std::nothrow) ring{nullptr, {}, {}, limit});
+    std::unique_ptr<ring> r(new (std::nothrow) ring());
     if (!r)
         return vlai_nomem(err, sizeof *r);
+    r->limit = limit;
     VLA_TRY(guarded(r.get(), "connecting the ranks", err, [&] {
-        r->peers.resize(static_cast<size_t>(world));
         for (int i = 0; i < world; i++)
             r->hosts.emplace_back(vlai_group_host(group, i));
         auto device = gloo::transport::tcp::CreateDevice(place(group, r->hosts));
-        r->context = std::make_shared<mesh>(vlai_group_rank(group), world);
+        r->context = std::make_shared<gloo::rendezvous::Context>(vlai_group_rank(group), world);
         r->context->setTimeout(std::chrono::milliseconds(static_cast<int64_t>(limit * 1e3)));
-        meeting store(group, "gloo/" + std::to_string(opened++) + "/", r->peers);
+        meeting store(group, "gloo/" + std::to_string(opened++) + "/");
         r->context->connectFullMesh(store, device);
+        r->connected = true;
     }));
     *state = r.release();
     return VLA_OK;
