@@ -1,11 +1,15 @@
 /* vla train: a training run of a configuration, from the first step or from a checkpoint. */
 #include "args.h"
 #include "command.h"
+#include "together.h"
 
+#include "base/fail.h"
 #include "base/io.h"
 #include "base/memory.h"
+#include "base/pool.h"
 #include "base/text.h"
 #include "base/time.h"
+#include "train/device.h"
 #include "train/preflight.h"
 #include "train/progress.h"
 #include "train/report.h"
@@ -26,7 +30,7 @@ static const char help[] =
     "Usage: vla train --config FILE [--section.key=value ...] [options]\n\n"
     "Trains the policy of a configuration. Everything of the run is written to checkpoint.save_path: metrics.jsonl (one\n"
     "line per step), validation.jsonl, config.resolved.json, report.html, logs/, checkpoints EPOCH_STEP/ and a link `latest`.\n"
-    "SIGTERM and SIGINT save and end with code 75.\n\n"
+    "SIGTERM and SIGINT save and end with code 75. `vla launch` starts several ranks; so do torchrun, accelerate, srun and mpirun.\n\n"
     "  --config FILE, --config_path FILE   YAML or JSON; `vla config` lists its keys\n"
     "  --section.key=value      overrides a key\n"
     "  --resume [auto|PATH]     go on from a checkpoint or run folder; auto (also without a value): from the newest whole\n"
@@ -42,7 +46,7 @@ static const char help[] =
     "  --log_to_file            also write the output to save_path/training_log_DATE.log\n"
     "  --zero 0|1               the same as --dist.zero=: 0 keeps the whole optimizer state on every rank\n"
     "  --wandb_offline V, --fsdp_sharding_strategy S, --visualize   accepted, without effect\n\n"
-    "Exit codes: 0 done; 2 usage or configuration; 3 data or file; 4 memory; 5 not finite; 75 saved on a signal.\n\n"
+    "Exit codes: 0 done; 2 usage or configuration; 3 data or file; 4 memory; 5 not finite; 6 another rank was lost; 75 saved on a signal.\n\n"
     "Examples:\n"
     "  vla train --config configs/libero.yml --data.lerobot_config.repo_id=data/libero\n"
     "  vla train --config demo.yml --resume            # after an interruption, or not: the same command\n"
@@ -60,10 +64,13 @@ typedef struct {
     const char *allow[NAMES + 1];
     int64_t stop_at;
     bool log_to_file;
+    char device[VLAI_DEVICE_NAME]; /* of this rank */
 } request;
 
-/* Where lines go: the terminal, the run's log file, and the file of --log_to_file. */
+/* Where lines go: the terminal, the rank's log file in the run folder, and the file of --log_to_file. Ranks other than 0 write to
+ * the terminal what is worse than a notice. */
 typedef struct {
+    int rank;
     bool terminal;
     int drawn; /* length of the status line that stands on the terminal */
     int64_t log_interval;
@@ -73,21 +80,28 @@ typedef struct {
 
 static volatile sig_atomic_t stop_requested;
 
+/* The first signal asks for a save, a second one ends the process at once; so soon after the first that only a program can have
+ * sent both (`timeout` sends it to the process and to its group) it is the same one. */
 static void on_signal(int number)
 {
-    (void)number;
-    stop_requested = 1;
+    static const double echo_s = 0.5;
+    static _Atomic double first;
+    double now = vlai_now();
+    if (stop_requested && now - first > echo_s) {
+        signal(number, SIG_DFL);
+        raise(number);
+    } else if (!stop_requested) {
+        first = now;
+        stop_requested = 1;
+    }
 }
 
-/* The first signal asks for a save, a second one ends the process at once. A reader of our output that goes away ends
- * nothing. */
 static void catch_signals(void)
 {
-    struct sigaction action = {.sa_handler = on_signal, .sa_flags = (int)SA_RESETHAND};
+    struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
     sigemptyset(&action.sa_mask);
     sigaction(SIGTERM, &action, NULL);
     sigaction(SIGINT, &action, NULL);
-    signal(SIGPIPE, SIG_IGN);
 }
 
 static void erase(view *v)
@@ -106,11 +120,13 @@ static void print_line(view *v, const char *level, const char *text)
     clock_gettime(CLOCK_REALTIME, &now);
     localtime_r(&now.tv_sec, &local);
     strftime(stamp, sizeof stamp, "%Y-%m-%d %H:%M:%S", &local);
-    snprintf(line, sizeof line, "%s,%03ld - [rank0] - %s - %s\n", stamp, now.tv_nsec / 1000000, level, text);
+    snprintf(line, sizeof line, "%s,%03ld - [rank%d] - %s - %s\n", stamp, now.tv_nsec / 1000000, v->rank, level, text);
     erase(v);
-    if (v->terminal)
+    if (v->rank > 0 && strcmp(level, "INFO") != 0)
+        fprintf(stderr, "warning: %s\n", text);
+    else if (v->terminal)
         printf("%s%s\n", strcmp(level, "INFO") ? "warning: " : "", text);
-    else
+    else if (v->rank == 0)
         fputs(line, stdout);
     fflush(stdout);
     for (int i = 0; i < 2; i++) {
@@ -239,35 +255,109 @@ static int parse(int argc, char **argv, request *q)
 
 /* ---- the run ---- */
 
-static bool has_checkpoint(const char *run)
+/* Path of the newest whole checkpoint of a run, or of the one that is named; "" where there is none. */
+static void find_checkpoint(const char *run, char out[PATH])
 {
     vla_error err = VLA_ERROR_INIT;
     vla_checkpoint *c;
+    *out = 0;
     if (!vlai_is_dir(run) || vla_checkpoint_open(run, &c, &err) != VLA_OK)
-        return false;
+        return;
+    snprintf(out, PATH, "%s", vla_checkpoint_path(c));
     vla_checkpoint_close(c);
-    return true;
 }
 
-/* The configuration, with --resume turned into checkpoint.resume_from. */
-static vla_status load_config(request *q, vlai_config **out, vla_error *err)
+static vla_status reload_config(request *q, const char *resume_from, vlai_config **config, vla_error *err)
 {
-    vla_status status = vlai_config_load(q->config, q->overrides, q->override_count, out, err);
-    if (status != VLA_OK || !q->resume)
-        return status;
-    const char *from = q->resume;
-    char *run = NULL;
-    if (!strcmp(from, "auto")) {
-        if (!has_checkpoint((*out)->checkpoint.save_path))
-            return VLA_OK;
-        from = run = vlai_strdup((*out)->checkpoint.save_path);
+    vlai_config_destroy(*config);
+    *config = NULL;
+    add_override(q, "checkpoint.resume_from", resume_from);
+    return vlai_config_load(q->config, q->overrides, q->override_count, config, err);
+}
+
+/* --resume becomes checkpoint.resume_from. */
+static vla_status resume_one(request *q, vlai_config **config, vla_error *err)
+{
+    char found[PATH];
+    const char *run = (*config)->checkpoint.save_path, *from = q->resume;
+    if (!from)
+        return VLA_OK;
+    char *kept = vlai_strdup(run); /* it goes with the configuration */
+    if (!kept)
+        return vlai_nomem(err, strlen(run));
+    bool automatic = !strcmp(from, "auto");
+    if (automatic)
+        find_checkpoint(run, found);
+    vla_status status = automatic && !*found ? VLA_OK : reload_config(q, automatic ? kept : from, config, err);
+    vlai_free(kept);
+    return status;
+}
+
+/* The same for several ranks: rank 0 chooses, down to the very checkpoint, and all see that they have it. */
+static vla_status resume_together(request *q, together *t, vlai_config **config, vla_error *err)
+{
+    char choice[PATH] = "", found[PATH] = "";
+    const char *from = q->resume && strcmp(q->resume, "auto") != 0 ? q->resume : (*config)->checkpoint.resume_from;
+    if (t->ranks.rank == 0) {
+        if (q->resume && !strcmp(q->resume, "auto"))
+            find_checkpoint((*config)->checkpoint.save_path, found);
+        if (!*found && from && vlai_resume_kind_of(from) == VLAI_RESUME_RUN)
+            find_checkpoint(from, found);
+        snprintf(choice, sizeof choice, "%s", *found ? found : from ? from : "");
     }
-    vlai_config_destroy(*out);
-    *out = NULL;
-    if (from)
-        add_override(q, "checkpoint.resume_from", from);
-    vlai_free(run);
-    return vlai_config_load(q->config, q->overrides, q->override_count, out, err);
+    VLA_TRY(together_share(t, "what is resumed", choice, sizeof choice, err));
+    if (!*choice)
+        return VLA_OK;
+    VLA_TRY(reload_config(q, choice, config, err));
+    if (vlai_resume_kind_of(choice) != VLAI_RESUME_RUN)
+        return vlai_group_agree(t->group, "what is resumed", "weights", err);
+    vla_checkpoint *c;
+    vla_status status = vla_checkpoint_open(choice, &c, err);
+    if (status != VLA_OK)
+        return status;
+    status = vlai_group_agree(t->group, "the checkpoint that is resumed", vla_checkpoint_state(c), err);
+    vla_checkpoint_close(c);
+    return status;
+}
+
+/* What must be equal on all ranks before anything is read: the configuration, the switches, the arguments that are no keys. */
+static vla_status agree_config(const request *q, together *t, const vlai_config *config, vla_error *err)
+{
+    char *text;
+    VLA_TRY(vlai_config_common(config, &text, err));
+    vlai_text all = {0};
+    vlai_text_puts(&all, text);
+    vlai_free(text);
+    vlai_switches_common(config, &all);
+    vlai_text_printf(&all, "--stop-at: %" PRId64 "\n--allow-change:", q->stop_at);
+    for (size_t i = 0; q->allow[i]; i++)
+        vlai_text_printf(&all, " %s", q->allow[i]);
+    vlai_text_puts(&all, *q->device ? strcmp(q->device, "cpu") ? "\ndevice: GPU\n" : "\ndevice: CPU\n" : "\n");
+    vla_status status = vlai_text_status(&all, err);
+    if (status == VLA_OK)
+        status = vlai_group_agree(t->group, "the configuration", all.data, err);
+    vlai_text_fini(&all);
+    return status;
+}
+
+/* The data set and all that training takes from it, one value a line. */
+static vla_status agree_data(together *t, const vlai_wallx_setup *s, vla_error *err)
+{
+    const vla_dataset_info *info = vla_dataset_info_get(s->set);
+    vlai_text all = {0};
+    vlai_text_printf(&all, "data set digest: %s\nrows: %" PRId64 "\nepisodes: %" PRId64 "\ntraining samples: %" PRId64
+                     "\nvalidation samples: %" PRId64 "\n", info->digest, info->rows, info->episodes, s->samples.count,
+                     s->validation.count);
+    for (const char *c = s->options.contract; c && *c; c++) {
+        vlai_text_put(&all, c, 1);
+        if (*c == ',' || *c == '{')
+            vlai_text_puts(&all, "\n");
+    }
+    vla_status status = vlai_text_status(&all, err);
+    if (status == VLA_OK)
+        status = vlai_group_agree(t->group, "the data set", all.data, err);
+    vlai_text_fini(&all);
+    return status;
 }
 
 static FILE *open_log(const char *run, const char *folder, const char *name)
@@ -285,28 +375,32 @@ static void open_logs(view *v, const request *q, const vlai_config *c)
     char name[64];
     time_t now = time(NULL);
     struct tm local;
-    v->rank_log = open_log(c->checkpoint.save_path, "logs", "rank_0.log");
+    snprintf(name, sizeof name, "rank_%d.log", v->rank);
+    v->rank_log = open_log(c->checkpoint.save_path, "logs", name);
     localtime_r(&now, &local);
     strftime(name, sizeof name, "training_log_%Y%m%d_%H%M%S.log", &local);
-    if (q->log_to_file)
+    if (q->log_to_file && v->rank == 0)
         v->tee = open_log(c->checkpoint.save_path, ".", name);
 }
 
-static void say_start(view *v, const vlai_config *c, const vlai_wallx_setup *s)
+static void say_start(view *v, const together *t, const vlai_config *c, const vlai_wallx_setup *s)
 {
     const vla_dataset_info *info = vla_dataset_info_get(s->set);
     vlai_text text = {0};
     vlai_text_printf(&text, "vla %s, configuration %s, run folder %s\n", VLA_VERSION, c->path, c->checkpoint.save_path);
     vlai_text_printf(&text, "seed %" PRId64 "\n", c->hyperparams.seed);
+    if (t->ranks.world > 1)
+        vlai_text_printf(&text, "rank %d of %d, local rank %d of %d, machine %d of %d, meeting at %s:%d\n", t->ranks.rank, t->ranks.world,
+                         t->ranks.local_rank, t->ranks.local_world, t->ranks.node, t->ranks.nodes, t->ranks.address, t->ranks.port);
     vlai_text_printf(&text, "LeRobot Data Loading Configuration: %s (%s, digest %s), %" PRId64 " of %" PRId64
                      " episodes, %" PRId64 " training samples (%" PRId64 " episodes), %" PRId64 " validation samples (%" PRId64
-                     " episodes), batch %" PRId64 " x accumulation %" PRId64 ", %" PRId64 " workers\n",
+                     " episodes), batch %" PRId64 " x accumulation %" PRId64 " x %d rank%s, %" PRId64 " workers\n",
                      info->root, info->version, info->digest, info->episodes, info->total_episodes, s->samples.count,
                      s->train_episodes, s->validation.count, s->validation_episodes, s->options.batch,
-                     s->options.accumulation, s->options.workers);
+                     s->options.accumulation, t->ranks.world, t->ranks.world == 1 ? "" : "s", s->options.workers);
     vlai_text_printf(&text, "processor vocab size: %" PRId64 ", embedding rows: %" PRId64 "\n", s->contract->vocabulary,
                      s->config->vocab_size);
-    vlai_switches_describe(c, strcmp(s->options.device, "cpu") ? "cuda" : "cpu", s->options.world, &text);
+    vlai_switches_describe(c, strcmp(s->options.device, "cpu") ? "cuda" : "cpu", t->ranks.world, &text);
     if (text.data)
         print_lines(v, text.data);
     vlai_text_fini(&text);
@@ -360,73 +454,119 @@ static void say_short(view *v, const vlai_config *config)
     vlai_preflight_fini(&p);
 }
 
-static vla_status train(view *v, const request *q, const vlai_config *config, vla_error *err)
+/* The options of this rank. */
+static vla_trainer_options own_options(view *v, const request *q, const together *t, const vlai_wallx_setup *s)
 {
-    vlai_wallx_task *task;
-    vla_trainer *trainer = NULL;
-    double began = vlai_now();
-    vla_status status = vlai_wallx_task_open(config, &task, err);
-    if (status != VLA_OK)
-        return status;
-    const vlai_wallx_setup *s = vlai_wallx_task_setup(task);
-    say_start(v, config, s);
     vla_trainer_options o = s->options;
-    if (o.timing) {
-        char line[64];
-        snprintf(line, sizeof line, "start: %.2f s data set and configuration", vlai_now() - began);
-        print_line(v, "INFO", line);
+    if (t->ranks.world > 1) {
+        o.device = q->device;
+        if (!strcmp(q->device, "cpu") && o.threads == 0)
+            o.threads = vlai_pool_processors() > t->ranks.local_world ? vlai_pool_processors() / t->ranks.local_world : 1;
     }
+    o.group = t->group;
+    o.rank = t->ranks.rank;
+    o.world = t->ranks.world;
     o.allow_change = q->allow[0] ? q->allow : NULL;
     o.stop_at = q->stop_at;
     o.stop = &stop_requested;
     o.report = on_record;
     o.report_user = v;
-    status = vla_trainer_create(&s->model, &s->samples, &s->validation, &o, &trainer, err);
+    return o;
+}
+
+static vla_status run(view *v, const request *q, together *t, const vlai_config *config, const vlai_wallx_setup *s,
+                      vla_trainer **trainer, vla_error *err)
+{
+    vla_trainer_options o = own_options(v, q, t, s);
     char path[PATH];
-    if (status == VLA_OK && vlai_path_join(path, sizeof path, o.run, "config.resolved.json"))
-        status = vlai_config_save(config, path, err);
-    if (status == VLA_OK && (o.steps == 0 || vla_trainer_steps_done(trainer) < o.steps))
-        status = say_memory(v, trainer, err);
+    VLA_TRY(vla_trainer_create(&s->model, &s->samples, &s->validation, &o, trainer, err));
+    if (v->rank == 0 && vlai_path_join(path, sizeof path, o.run, "config.resolved.json"))
+        VLA_TRY(vlai_config_save(config, path, err));
+    if (o.steps == 0 || vla_trainer_steps_done(*trainer) < o.steps)
+        VLA_TRY(say_memory(v, *trainer, err));
+    return vla_trainer_run(*trainer, err);
+}
+
+/* Of several ranks a failed one does not wait for what it has begun with the others: together_end ends it. */
+static vla_status train(view *v, const request *q, together *t, const vlai_config *config, vla_error *err)
+{
+    vlai_wallx_task *task;
+    vla_trainer *trainer = NULL;
+    double began = vlai_now();
+    vlai_group_progress(t->group, "data", 0);
+    vla_status status = vlai_wallx_task_open(config, &task, err);
+    if (status != VLA_OK)
+        return status;
+    const vlai_wallx_setup *s = vlai_wallx_task_setup(task);
+    say_start(v, t, config, s);
+    if (s->options.timing) {
+        char line[64];
+        snprintf(line, sizeof line, "start: %.2f s data set and configuration", vlai_now() - began);
+        print_line(v, "INFO", line);
+    }
+    if (t->group)
+        status = agree_data(t, s, err);
     if (status == VLA_OK)
-        status = vla_trainer_run(trainer, err);
+        status = run(v, q, t, config, s, &trainer, err);
     if (v->drawn)
         puts(""); /* the last status line stays */
     v->drawn = 0;
-    vla_trainer_destroy(trainer);
-    vlai_wallx_task_close(task);
+    bool in_order = status == VLA_OK || status == VLA_E_CANCELLED;
     if (status == VLA_E_DEVICE_NOMEM)
         say_short(v, config);
-    if (status == VLA_OK || status == VLA_E_CANCELLED || status == VLA_E_NONFINITE)
-        write_report(v, o.run);
+    if (!t->group || in_order) {
+        vla_trainer_destroy(trainer);
+        vlai_wallx_task_close(task);
+    }
+    if (v->rank == 0 && (in_order || status == VLA_E_NONFINITE))
+        write_report(v, config->checkpoint.save_path);
     return status;
+}
+
+/* The configuration as all ranks have it. */
+static vla_status prepare(request *q, together *t, vlai_config **config, vla_error *err)
+{
+    vla_status status = vlai_config_load(q->config, q->overrides, q->override_count, config, err);
+    if (t->ranks.world == 1)
+        return status == VLA_OK ? resume_one(q, config, err) : status;
+    if (status == VLA_OK)
+        status = vlai_device_of_rank((*config)->training.device, t->ranks.local_rank, t->ranks.local_world, q->device, err);
+    VLA_TRY(together_meet(t, *config ? (double)(*config)->dist.timeout_s : 0, status, err));
+    VLA_TRY(agree_config(q, t, *config, err));
+    return resume_together(q, t, config, err);
 }
 
 int command_train(int argc, char **argv)
 {
     static request q; /* too large for a stack frame */
+    static together t;
     view v = {.terminal = isatty(STDOUT_FILENO)};
     vla_error err = VLA_ERROR_INIT;
     vlai_config *config = NULL;
     q = (request){0};
+    t = (together){.name = "train"};
     int code = parse(argc, argv, &q);
     if (code >= 0)
         return code;
-    const char *world = getenv("WORLD_SIZE");
-    if (world && atoi(world) > 1) {
-        fprintf(stderr, "vla train: WORLD_SIZE is %s: one rank trains, and each of these would train alone\n"
-                        "  hint: start one process without WORLD_SIZE\n", world);
-        return EXIT_USAGE;
-    }
-    catch_signals();
-    vla_status status = load_config(&q, &config, &err);
+    signal(SIGPIPE, SIG_IGN); /* a reader of our output that goes away ends nothing */
+    if (together_read(&t, &err) != VLA_OK)
+        return command_fail("train", &err);
+    v.rank = t.ranks.rank;
+    v.terminal &= v.rank == 0;
+    if (t.ranks.world == 1)
+        catch_signals();
+    vla_status status = prepare(&q, &t, &config, &err);
+    if (t.ranks.world > 1)
+        catch_signals(); /* before, there was nothing to save */
     if (status == VLA_OK) {
         v.log_interval = config->logging.log_interval;
         open_logs(&v, &q, config);
+        t.log = v.rank_log;
         vla_log_set(on_log, &v, VLA_LOG_INFO);
         for (size_t i = 0; i < config->notice_count; i++)
             print_line(&v, "INFO", config->notices[i]);
-        status = train(&v, &q, config, &err);
-        if (status != VLA_OK && status != VLA_E_CANCELLED) {
+        status = train(&v, &q, &t, config, &err);
+        if (status != VLA_OK && status != VLA_E_CANCELLED && v.rank == 0) {
             char line[LINE * 2];
             snprintf(line, sizeof line, "Training failed with error: %.1000s", err.message);
             print_line(&v, "ERROR", line);
@@ -434,9 +574,11 @@ int command_train(int argc, char **argv)
         vla_log_set(NULL, NULL, VLA_LOG_INFO);
     }
     vlai_config_destroy(config);
+    code = together_end(&t, status, &err);
+    t.log = NULL;
     if (v.rank_log)
         fclose(v.rank_log);
     if (v.tee)
         fclose(v.tee);
-    return status == VLA_OK ? EXIT_DONE : command_fail("train", &err);
+    return code;
 }

@@ -214,7 +214,7 @@ static void errors_and_their_codes(void **state)
     assert_int_equal(tiny_run(NULL, "train --config=tiny.yml --stop-at=soon"), 2);
     tiny_said("--stop-at 'soon': wanted a number of at least 1");
     assert_int_equal(tiny_run("WORLD_SIZE=2", "train --config tiny.yml"), 2);
-    tiny_said("WORLD_SIZE is 2");
+    tiny_said("RANK is not set");
     assert_int_equal(tiny_run(NULL, "train --config nowhere.yml"), 3);
     assert_int_equal(tiny_run(NULL, "train --config tiny.yml --data.lerobot_config.repo_id=nowhere"), 3);
     tiny_said("no such LeRobot data set");

@@ -1,0 +1,81 @@
+#include "together.h"
+
+#include "command.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static const double failure_limit_s = 10;
+
+/* The loss is said once, by the group's thread or by the one that a call has told. */
+static atomic_flag said = ATOMIC_FLAG_INIT;
+
+static void on_lost(void *user, const char *text)
+{
+    const together *t = user;
+    if (!atomic_flag_test_and_set(&said)) {
+        dprintf(STDERR_FILENO, "vla %s: %s\n", t->name, text);
+        if (t->log)
+            dprintf(fileno(t->log), "ERROR - %s\n", text);
+    } else {
+        sleep(1); /* the main thread is about to end */
+    }
+    _exit(EXIT_RANK);
+}
+
+vla_status together_read(together *t, vla_error *err)
+{
+    return vlai_ranks_read(&t->ranks, err);
+}
+
+vla_status together_meet(together *t, double limit_s, vla_status status, vla_error *err)
+{
+    vla_error inner = VLA_ERROR_INIT;
+    if (t->ranks.world == 1)
+        return status;
+    vlai_group_options o = VLAI_GROUP_OPTIONS_DEFAULT;
+    o.timeout_s = t->ranks.timeout_s > 0 ? t->ranks.timeout_s : limit_s;
+    if (status != VLA_OK && o.timeout_s > failure_limit_s)
+        o.timeout_s = failure_limit_s;
+    o.lost = on_lost;
+    o.user = t;
+    vla_status met = vlai_group_join(&t->ranks, &o, &t->group, &inner);
+    if (met != VLA_OK && status == VLA_OK && err)
+        *err = inner;
+    if (met == VLA_OK)
+        vlai_group_progress(t->group, "start", 0);
+    return status != VLA_OK ? status : met;
+}
+
+vla_status together_share(together *t, const char *what, char *text, size_t size, vla_error *err)
+{
+    if (t->ranks.world == 1)
+        return VLA_OK;
+    vla_status status = vlai_group_broadcast(t->group, what, text, size, err);
+    text[size - 1] = 0;
+    return status;
+}
+
+int together_end(together *t, vla_status status, vla_error *err)
+{
+    bool in_order = status == VLA_OK || status == VLA_E_CANCELLED;
+    if (t->ranks.world == 1)
+        return status == VLA_OK ? EXIT_DONE : command_fail(t->name, err);
+    if (in_order) {
+        vla_error inner = VLA_ERROR_INIT;
+        vla_status left = vlai_group_leave(t->group, &inner);
+        t->group = NULL;
+        if (left == VLA_OK)
+            return status == VLA_OK ? EXIT_DONE : command_fail(t->name, err);
+        *err = inner;
+        status = left;
+    } else if (t->group && status != VLA_E_LOST) {
+        status = vlai_group_fail(t->group, err);
+    }
+    if (status != VLA_E_LOST || !atomic_flag_test_and_set(&said))
+        command_fail(t->name, err);
+    fflush(stdout);
+    _exit(command_exit_code(status));
+}
