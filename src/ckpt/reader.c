@@ -254,11 +254,11 @@ void vlai_ckpt_list_free(vlai_ckpt_entry *entries, size_t count)
     vlai_free(entries);
 }
 
-static vla_status open_directory(const char *dir, vla_checkpoint **out, vla_error *err)
+static vla_status open_directory(const char *dir, bool hashes, vla_checkpoint **out, vla_error *err)
 {
     char path[VLAI_CKPT_PATH];
     json_t *state = NULL;
-    VLA_TRY(vlai_ckpt_verify(dir, true, err));
+    VLA_TRY(vlai_ckpt_verify(dir, hashes, err));
     VLA_TRY(join(path, dir, VLAI_CKPT_STATE, err));
     vla_checkpoint *c = vlai_calloc(1, sizeof *c);
     if (!c)
@@ -294,7 +294,7 @@ static vla_status open_newest(const char *run, vla_checkpoint **out, vla_error *
         char path[VLAI_CKPT_PATH];
         status = join(path, run, entries[i].name, err);
         if (status == VLA_OK)
-            status = open_directory(path, out, err);
+            status = open_directory(path, true, out, err);
         if (status != VLA_E_CORRUPT && status != VLA_E_FORMAT)
             break;
         if (i + 1 < count && err)
@@ -302,6 +302,12 @@ static vla_status open_newest(const char *run, vla_checkpoint **out, vla_error *
     }
     vlai_ckpt_list_free(entries, count);
     return status;
+}
+
+vla_status vlai_checkpoint_open_known(const char *dir, vla_checkpoint **out, vla_error *err)
+{
+    *out = NULL;
+    return open_directory(dir, false, out, err);
 }
 
 vla_status vla_checkpoint_open(const char *path, vla_checkpoint **out, vla_error *err)
@@ -315,7 +321,7 @@ vla_status vla_checkpoint_open(const char *path, vla_checkpoint **out, vla_error
     for (int i = 0; i < 4; i++) {
         VLA_TRY(join(file, path, marks[i], err));
         if (vlai_is_file(file))
-            return open_directory(path, out, err);
+            return open_directory(path, true, out, err);
     }
     return open_newest(path, out, err);
 }

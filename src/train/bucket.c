@@ -132,7 +132,7 @@ static vla_status make_graph(vlai_plans *p, vlai_bucket *b, vla_graph **graph, v
     loss = vla_graph_find(*graph, "loss");
     if (!b->training)
         return VLA_OK;
-    double scale = 1.0 / (double)o->accumulation;
+    double scale = 1.0 / (double)(o->accumulation * (o->world > 1 ? o->world : 1));
     if (o->scaled) {
         vla_value factor = vla_graph_input(*graph, "loss.scale", VLA_PRECISE, 1, (int64_t[]){1});
         loss = vla_mul(*graph, loss, factor);

@@ -32,6 +32,7 @@ typedef struct vlai_bucket {
 typedef struct vlai_plans_options {
     vla_plan_options plan;
     int64_t accumulation;
+    int world;       /* ranks that share a step */
     bool whole_step; /* the plans clip and step; accumulation is 1 */
     bool scaled;     /* the backward starts from "loss.scale" (an input) times the loss */
     int64_t most;    /* plans kept */

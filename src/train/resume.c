@@ -81,7 +81,7 @@ vla_status vlai_state_text(const vla_trainer_options *o, int64_t count, const vl
     set(state, "epoch", json_integer(p->epoch), &failed);
     set(state, "place", json_integer(p->place), &failed);
     set(state, "samples", json_integer(p->samples), &failed);
-    set(state, "world", json_integer(1), &failed);
+    set(state, "world", json_integer(o->world > 1 ? o->world : 1), &failed);
     failed |= json_object_update(state, fixed);
     json_decref(fixed);
     set(state, "schedule", schedule_values(o, &failed), &failed);
@@ -194,12 +194,72 @@ static vla_status read_counters(const json_t *state, const char *path, vlai_prog
     return VLA_OK;
 }
 
+/* Samples of a step as the state has it, and of a micro-batch of all ranks as the options do. */
+typedef struct step_sizes {
+    int64_t batch, accumulation, world, step; /* of the state */
+    int64_t micro, now;
+} step_sizes;
+
+static vla_status read_sizes(const json_t *state, const char *path, const vla_trainer_options *o, step_sizes *out, vla_error *err)
+{
+    json_t *settings;
+    VLA_TRY(vlai_json_need(state, "settings", JSON_OBJECT, path, &settings, err));
+    VLA_TRY(vlai_json_need_int(settings, "batch", path, &out->batch, err));
+    VLA_TRY(vlai_json_need_int(settings, "accumulation", path, &out->accumulation, err));
+    VLA_TRY(vlai_json_int(state, "world", 1, path, &out->world, err));
+    out->now = o->world > 1 ? o->world : 1;
+    if (__builtin_mul_overflow(out->batch, out->accumulation, &out->step) || __builtin_mul_overflow(out->step, out->world, &out->step) ||
+        __builtin_mul_overflow(o->batch, out->now, &out->micro) || out->step < 1 || out->micro < 1)
+        return vlai_fail(err, VLA_E_CORRUPT, "%s: batch %lld, accumulation %lld, world %lld", path, (long long)out->batch,
+                         (long long)out->accumulation, (long long)out->world);
+    return VLA_OK;
+}
+
+vla_status vlai_state_follow(const char *text, const char *path, vla_trainer_options *o, vla_error *err)
+{
+    json_t *state;
+    step_sizes s;
+    VLA_TRY(vlai_json_parse(text, strlen(text), path, &state, err));
+    vla_status status = read_sizes(state, path, o, &s, err);
+    json_decref(state);
+    VLA_TRY(status);
+    if (s.world == s.now || s.micro * o->accumulation == s.step || is_allowed(o->allow_change, "accumulation") || is_allowed(o->allow_change, "batch"))
+        return VLA_OK;
+    if (s.step % s.micro)
+        return vlai_fail_hint(err, VLA_E_INVALID,
+                              "choose a batch per rank, or a number of ranks, that divides the step; or accept another one with --allow-change accumulation",
+                              "%s: its steps have %lld samples (batch %lld x accumulation %lld x %lld ranks), and batch %lld x %lld ranks does "
+                              "not divide that", path, (long long)s.step, (long long)s.batch, (long long)s.accumulation, (long long)s.world,
+                              (long long)o->batch, (long long)s.now);
+    vlai_info("resume: saved by %lld ranks, %lld now: accumulation is %lld instead of %lld, so that a step keeps its %lld samples",
+              (long long)s.world, (long long)s.now, (long long)(s.step / s.micro), (long long)o->accumulation, (long long)s.step);
+    o->accumulation = s.step / s.micro;
+    return VLA_OK;
+}
+
+/* With another number of ranks, batch and accumulation may share a step's samples otherwise. */
+static vla_status same_step(const json_t *state, const char *path, const vla_trainer_options *o, json_t *now, vla_error *err)
+{
+    step_sizes s;
+    VLA_TRY(read_sizes(state, path, o, &s, err));
+    json_t *settings = json_object_get(now, "settings");
+    if (s.world != s.now && s.step % s.micro == 0 &&
+        (json_object_set_new(settings, "batch", json_integer(s.batch)) || json_object_set_new(settings, "accumulation", json_integer(s.accumulation))))
+        return vlai_fail(err, VLA_E_NOMEM, "out of host memory while a run's state is compared");
+    return VLA_OK;
+}
+
 static vla_status compare_states(const json_t *state, const char *path, const vla_trainer_options *o, int64_t count,
                                  vla_error *err)
 {
     json_t *now = fixed_sections(o, count, err), *value;
     if (!now)
         return err ? err->status : VLA_E_NOMEM;
+    vla_status same = same_step(state, path, o, now, err);
+    if (same != VLA_OK) {
+        json_decref(now);
+        return same;
+    }
     comparison c = {.allow = o->allow_change};
     const char *section;
     json_object_foreach(now, section, value)

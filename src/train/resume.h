@@ -2,7 +2,8 @@
  *
  * state.json holds the counters; sections that decide the bits: "settings" (seed, batch, numerics, optimizer) and those of
  * the caller ("contract", "data"); and "schedule" (rates, lengths), which may change between the parts of a run. Resuming
- * compares every value of the former and lists all that differ, each with both values. */
+ * compares every value of the former and lists all that differ, each with both values. The number of ranks may change: what counts
+ * is the batch of all of them. */
 #ifndef VLAI_RESUME_H
 #define VLAI_RESUME_H
 
@@ -27,6 +28,9 @@ vla_status vlai_state_text(const vla_trainer_options *options, int64_t count, co
                            vlai_text *out, vla_error *err);
 /* Gives the choices of algorithms that a state holds to the executor, so that a run goes on to the bit. */
 vla_status vlai_state_adopt(const char *text, const char *path, vla_executor *executor, vla_error *err);
+/* With another number of ranks than the state's, accumulation follows, so that batch x accumulation x ranks stays; an error where
+ * it cannot, unless options->allow_change has "accumulation" or "batch". */
+vla_status vlai_state_follow(const char *text, const char *path, vla_trainer_options *options, vla_error *err);
 /* Reads the counters of a checkpoint's state and compares it with what the options say now. options->allow_change:
  * names (or sections) that may differ; "all" = any. Differences that are allowed, and those of the schedule, are logged. */
 vla_status vlai_state_read(const char *text, const char *path, const vla_trainer_options *options, int64_t count,

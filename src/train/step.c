@@ -9,15 +9,11 @@
 #include "base/fail.h"
 #include "base/log.h"
 #include "base/time.h"
+#include "exec/executor.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-
-static int64_t step_samples(const vla_trainer *t)
-{
-    return t->options.batch * t->options.accumulation;
-}
 
 static void advance(const vla_trainer *t, vlai_progress *p, bool applied)
 {
@@ -25,8 +21,8 @@ static void advance(const vla_trainer *t, vlai_progress *p, bool applied)
     p->updates += applied;
     p->skips += !applied;
     p->bad_in_a_row = applied ? 0 : p->bad_in_a_row + 1;
-    p->samples += step_samples(t);
-    p->place += step_samples(t);
+    p->samples += vlai_step_samples(t);
+    p->place += vlai_step_samples(t);
     if (p->place >= t->epoch_samples) {
         p->epoch++;
         p->place = 0;
@@ -89,6 +85,14 @@ static const char *guilty_result(const vla_trainer *t, const vla_run *run)
     return "loss";
 }
 
+/* "rank 2: " where there are several: each names its own samples. */
+static const char *prefix(const vla_trainer *t)
+{
+    static _Thread_local char text[24];
+    snprintf(text, sizeof text, "rank %d: ", t->rank);
+    return t->group ? text : "";
+}
+
 static void name_guilty(vla_trainer *t, int64_t step, void *const *slots, int64_t count)
 {
     enum { NAMED = 16 };
@@ -105,10 +109,10 @@ static void name_guilty(vla_trainer *t, int64_t step, void *const *slots, int64_
         else
             snprintf(text, sizeof text, "sample %lld of the batch", (long long)i);
         named++;
-        vlai_warn("step %lld: the loss is not finite with %s", (long long)step, text);
+        vlai_warn("%sstep %lld: the loss is not finite with %s", prefix(t), (long long)step, text);
     }
     if (bad > named)
-        vlai_warn("step %lld: and with %lld samples more", (long long)step, (long long)(bad - named));
+        vlai_warn("%sstep %lld: and with %lld samples more", prefix(t), (long long)step, (long long)(bad - named));
 }
 
 typedef struct search {
@@ -134,31 +138,37 @@ static vla_status search_piece(void *user, int64_t first, int64_t n, const void 
 }
 
 /* The first gradient of the store that is not finite: where the trouble shows, in checkpoint order. A plan of a whole step
- * keeps no gradients. */
-static void find_guilty_gradient(vla_trainer *t)
+ * keeps no gradients: false. */
+static bool find_guilty_gradient(const vla_trainer *t, char *culprit, size_t size)
 {
     vla_error ignored = VLA_ERROR_INIT;
-    snprintf(t->culprit, sizeof t->culprit, "the gradient norm");
+    snprintf(culprit, size, "the gradient norm");
     for (size_t i = 0; i < vla_store_count(t->store); i++) {
         search s = {.tensor = vla_store_tensor(t->store, VLA_STORE_GRADIENT, i), .element = -1};
         if (vlai_ckpt_each_piece(t->store, VLA_STORE_GRADIENT, i, search_piece, &s, &ignored) != VLA_OK || s.element < 0)
             continue;
-        snprintf(t->culprit, sizeof t->culprit, "the gradient of '%.128s' (%s at element %lld)", s.tensor.name,
-                 nonfinite_name(s.value), (long long)s.element);
-        return;
+        snprintf(culprit, size, "the gradient of '%.100s' (%s at element %lld)", s.tensor.name, nonfinite_name(s.value), (long long)s.element);
+        return true;
     }
+    return false;
 }
 
-/* A loss may be finite and its gradient not; no single sample can be blamed, so all of the (last) micro-batch are named. */
-static void report_guilty_gradient(vla_trainer *t, const vlai_flight *f, double norm)
+/* A loss may be finite and its gradient not; no single sample can be blamed, so all of the (last) micro-batch are named. Of
+ * several ranks each looks at its own gradients, and says nothing where they are finite. */
+static void report_guilty_gradient(vla_trainer *t, vlai_flight *f, double norm)
 {
-    find_guilty_gradient(t);
-    vlai_warn("step %lld: %s is not finite (norm %s), samples %lld to %lld of the order", (long long)f->step, t->culprit,
-              isfinite(norm) ? "finite" : nonfinite_name(norm), (long long)f->first, (long long)(f->first + step_samples(t) - 1));
+    bool found = find_guilty_gradient(t, f->culprit, sizeof f->culprit);
+    if (t->group && !found) {
+        f->culprit[0] = 0;
+        return;
+    }
+    snprintf(t->culprit, sizeof t->culprit, "%s", f->culprit);
+    vlai_warn("%sstep %lld: %s is not finite (norm %s), samples %lld to %lld of the order", prefix(t), (long long)f->step, f->culprit,
+              isfinite(norm) ? "finite" : nonfinite_name(norm), (long long)f->first, (long long)(f->first + vlai_step_samples(t) - 1));
     for (int64_t i = 0; t->samples.describe && i < f->count && i < 16; i++) {
         char text[512];
         t->samples.describe(t->samples.user, f->slots[i], text, sizeof text);
-        vlai_warn("step %lld: in it %s", (long long)f->step, text);
+        vlai_warn("%sstep %lld: in it %s", prefix(t), (long long)f->step, text);
     }
 }
 
@@ -278,11 +288,12 @@ static void take_clip(vla_trainer *t, vlai_flight *f, const double *clip)
     f->finite = applied;
 }
 
-/* Clip and AdamW as a plan of their own; nothing is stepped when a loss or a gradient is not finite. */
+/* Clip and AdamW as a plan of their own; nothing is stepped when a loss or a gradient is not finite. Of several ranks all run it,
+ * since it has collectives: the guard of the one whose loss is not finite stops the step on all. */
 static vla_status update(vla_trainer *t, vlai_flight *f, vla_error *err)
 {
     vla_run *run;
-    if (!f->finite) {
+    if (!f->finite && !t->group) {
         f->record.grad_norm = NAN;
         return VLA_OK;
     }
@@ -291,6 +302,10 @@ static vla_status update(vla_trainer *t, vlai_flight *f, vla_error *err)
     if (!hyper)
         return VLA_OK; /* no parameter has a gradient */
     set_hyper(t, &t->progress, hyper);
+    float *guard = vla_run_data(run, "guard");
+    if (guard)
+        *guard = f->finite ? 0 : NAN;
+    VLA_TRY(vlai_ranks_agree_plan(t, run->plan, t->status, err));
     VLA_TRY(vla_run_submit(run, err));
     double stall = t->stall;
     if (t->goes_on && t->on_device && (t->broken = prepare(t, run, &t->broken_error)) != VLA_OK)
@@ -308,7 +323,8 @@ static void take_losses(vla_trainer *t, vlai_flight *f)
     double loss = scalar(vla_run_tensor(f->run, "loss"), 0);
     if (!isfinite(loss)) {
         f->finite = false;
-        snprintf(t->culprit, sizeof t->culprit, "'%s' (%s)", guilty_result(t, f->run), nonfinite_name(loss));
+        snprintf(f->culprit, sizeof f->culprit, "'%s' (%s)", guilty_result(t, f->run), nonfinite_name(loss));
+        snprintf(t->culprit, sizeof t->culprit, "%s", f->culprit);
         memset(t->guilty, 1, (size_t)f->count);
         if (t->model.blame)
             t->model.blame(t->model.user, f->bucket->shape, f->run, f->count, t->guilty);
@@ -324,6 +340,8 @@ static vla_status collect(vla_trainer *t, vlai_flight *f, vla_error *err)
     VLA_TRY(wait_run(t, f->run, &f->stall, 0, err));
     f->collected = true;
     take_losses(t, f);
+    if (t->group)
+        f->micro[0] = vlai_micro_of(&t->model, f->run, f->weight);
     vlai_results_add(&t->model, f->run, f->weight, &f->record, f->part_weight);
     vlai_results_finish(&t->model, f->weight, f->part_weight, &f->record);
     const double *clip = vla_run_data(f->run, "clip");
@@ -351,6 +369,7 @@ static vla_status begin_whole(vla_trainer *t, vlai_flight *f, const vlai_progres
     if (hyper)
         set_hyper(t, at, hyper);
     take_next(t, f);
+    VLA_TRY(vlai_ranks_agree_plan(t, f->bucket->plan, f->bucket->status, err));
     VLA_TRY(vla_run_submit(f->run, err));
     return VLA_OK;
 }
@@ -375,6 +394,8 @@ static vla_status run_parts(vla_trainer *t, vlai_flight *f, vla_error *err)
             VLA_TRY(prepare(t, f->run, err));
         VLA_TRY(wait_run(t, f->run, &t->stall, stall, err));
         take_losses(t, f);
+        if (t->group)
+            f->micro[m] = vlai_micro_of(&t->model, f->run, weight);
         vlai_results_add(&t->model, f->run, weight, &f->record, f->part_weight);
         f->weight += weight;
     }
@@ -388,9 +409,11 @@ vla_status vlai_step_begin(vla_trainer *t, vla_error *err)
     vlai_progress at = vlai_step_cursor(t);
     vlai_flight *f = &t->flights[t->flight_count];
     void **slots = f->slots;
-    *f = (vlai_flight){.slots = slots, .finite = true, .step = at.step + 1, .first = at.epoch * t->epoch_samples + at.place,
+    vlai_micro *micro = f->micro;
+    *f = (vlai_flight){.slots = slots, .micro = micro, .finite = true, .step = at.step + 1, .first = at.epoch * t->epoch_samples + at.place,
                        .record = {.kind = VLA_RECORD_STEP, .epoch = at.epoch,
-                                  .iteration = at.place / t->options.batch + t->options.accumulation - 1}};
+                                  .iteration = at.place / t->options.batch + t->options.accumulation * t->world - 1}};
+    vlai_ranks_progress(t, "step");
     VLA_TRY(t->options.whole_step ? begin_whole(t, f, &at, err) : run_parts(t, f, err));
     f->stall = t->stall;
     t->stall = 0;
@@ -402,6 +425,7 @@ vla_status vlai_step_end(vla_trainer *t, vla_record *r, vla_error *err)
 {
     vlai_flight *f = &t->flights[0];
     VLA_TRY(collect(t, f, err));
+    VLA_TRY(vlai_ranks_step(t, f, err));
     advance(t, &t->progress, f->finite);
     *r = f->record;
     r->skipped = !f->finite;

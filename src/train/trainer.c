@@ -7,6 +7,8 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/time.h"
+#include "dist/comm.h"
+#include "dist/group.h"
 #include "exec/device_facts.h"
 #include "exec/store.h"
 
@@ -15,10 +17,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 static int64_t steps_per_epoch(const vla_trainer *t)
 {
-    return t->epoch_samples / (t->options.batch * t->options.accumulation);
+    return t->epoch_samples / vlai_step_samples(t);
 }
 
 static bool is_over(const vla_trainer *t, const vlai_progress *p)
@@ -32,7 +35,7 @@ static int64_t total_steps(const vla_trainer *t)
 {
     const vla_trainer_options *o = &t->options;
     int64_t left = (o->epochs - t->progress.epoch) * steps_per_epoch(t) -
-                   t->progress.place / (o->batch * o->accumulation);
+                   t->progress.place / vlai_step_samples(t);
     int64_t all = t->progress.step + (left > 0 ? left : 0);
     return o->steps > 0 && o->steps < all ? o->steps : all;
 }
@@ -52,6 +55,7 @@ static void mark(vla_trainer *t, const char *part)
     if (t->options.timing)
         vlai_info("start: %.2f s %s", now - t->phase_began, part);
     t->phase_began = now;
+    vlai_ranks_progress(t, "start");
 }
 
 static vla_status check_options(const vla_trainer *t, vla_error *err)
@@ -63,42 +67,67 @@ static vla_status check_options(const vla_trainer *t, vla_error *err)
                          o->group_count);
     if (o->whole_step && o->accumulation > 1)
         return vlai_fail(err, VLA_E_INVALID, "trainer: a step of one plan has one micro-batch, not %lld", (long long)o->accumulation);
-    if (t->epoch_samples < 1)
-        return vlai_fail_hint(err, VLA_E_INVALID, "lower hyperparams.batch_size_per_gpu or gradient_accumulation_steps, or add data",
-                              "the training split has %lld samples, a step takes %lld x %lld", (long long)t->samples.count,
-                              (long long)o->batch, (long long)o->accumulation);
     return vlai_schedule_check(&t->schedule, err);
+}
+
+/* How many samples an epoch hands out, once the step's size is known. */
+static vla_status count_epoch(vla_trainer *t, vla_error *err)
+{
+    const vla_trainer_options *o = &t->options;
+    t->epoch_samples = t->samples.count / vlai_step_samples(t) * vlai_step_samples(t);
+    if (t->epoch_samples > 0)
+        return VLA_OK;
+    char ranks[32] = "";
+    if (t->world > 1)
+        snprintf(ranks, sizeof ranks, " x %d ranks", t->world);
+    return vlai_fail_hint(err, VLA_E_INVALID, "lower hyperparams.batch_size_per_gpu or gradient_accumulation_steps, or add data",
+                          "the training split has %lld samples, a step takes %lld x %lld%s", (long long)t->samples.count,
+                          (long long)o->batch, (long long)o->accumulation, ranks);
+}
+
+/* Opens the checkpoint that the run starts from, if any: rank 0 chooses and verifies it for all. The step keeps its size when
+ * another number of ranks has saved it. */
+static vla_status choose_checkpoint(vla_trainer *t, vla_error *err)
+{
+    vla_trainer_options *o = &t->options;
+    char path[VLAI_CKPT_PATH] = "";
+    if (o->resume && t->rank == 0) {
+        VLA_TRY(vla_checkpoint_open(o->resume, &t->from, err));
+        snprintf(path, sizeof path, "%s", vla_checkpoint_path(t->from));
+    }
+    VLA_TRY(vlai_ranks_choose(t, path, sizeof path, err));
+    if (*path && !t->from)
+        VLA_TRY(vlai_checkpoint_open_known(path, &t->from, err));
+    if (!t->from)
+        return VLA_OK;
+    VLA_TRY(vlai_state_follow(vla_checkpoint_state(t->from), path, o, err));
+    o->whole_step = o->whole_step && o->accumulation == 1;
+    return VLA_OK;
 }
 
 /* Weights and counters: from the checkpoint, or fresh. */
 static vla_status start_state(vla_trainer *t, vla_error *err)
 {
     const vla_trainer_options *o = &t->options;
-    if (!o->resume)
+    if (!t->from)
         return t->model.init ? t->model.init(t->model.user, t->store, err) : VLA_OK;
-    vla_checkpoint *c;
-    VLA_TRY(vla_checkpoint_open(o->resume, &c, err));
-    vla_status status = vlai_state_read(vla_checkpoint_state(c), vla_checkpoint_path(c), o, t->samples.count, &t->progress, err);
-    if (status == VLA_OK)
-        status = vlai_state_adopt(vla_checkpoint_state(c), vla_checkpoint_path(c), t->executor, err);
-    if (status == VLA_OK)
-        status = vla_checkpoint_restore(c, t->store, err);
-    if (status == VLA_OK && !(t->resumed = vlai_strdup(vla_checkpoint_path(c))))
-        status = vlai_nomem(err, strlen(vla_checkpoint_path(c)));
-    if (status == VLA_OK) {
-        /* A step never straddles an epoch; after an allowed change of its size the cursor goes back to a boundary. */
-        int64_t step_samples = o->batch * o->accumulation;
-        t->progress.place -= t->progress.place % step_samples;
-        if (t->progress.place >= t->epoch_samples) {
-            t->progress.epoch++;
-            t->progress.place = 0;
-        }
-        t->saved = t->progress.step;
-        vlai_info("global_step: %lld, start_epoch: %lld from %s", (long long)t->progress.step, (long long)t->progress.epoch,
-                  vla_checkpoint_path(c));
+    const char *state = vla_checkpoint_state(t->from), *path = vla_checkpoint_path(t->from);
+    VLA_TRY(vlai_state_read(state, path, o, t->samples.count, &t->progress, err));
+    VLA_TRY(vlai_state_adopt(state, path, t->executor, err));
+    VLA_TRY(vla_checkpoint_restore(t->from, t->store, err));
+    if (!(t->resumed = vlai_strdup(path)))
+        return vlai_nomem(err, strlen(path));
+    /* A step never straddles an epoch; after an allowed change of its size the cursor goes back to a boundary. */
+    t->progress.place -= t->progress.place % vlai_step_samples(t);
+    if (t->progress.place >= t->epoch_samples) {
+        t->progress.epoch++;
+        t->progress.place = 0;
     }
-    vla_checkpoint_close(c);
-    return status;
+    t->saved = t->progress.step;
+    vlai_info("global_step: %lld, start_epoch: %lld from %s", (long long)t->progress.step, (long long)t->progress.epoch, path);
+    vla_checkpoint_close(t->from);
+    t->from = NULL;
+    return VLA_OK;
 }
 
 static vla_store_use store_use(const vla_trainer_options *o)
@@ -120,21 +149,32 @@ static vla_status make_store(vla_trainer *t, vla_error *err)
                   o->whole_step ? ", whole steps in one plan" : "");
     VLA_TRY(vla_store_create(&t->store, err));
     VLA_TRY(t->model.params(t->model.user, t->store, err));
+    if (t->group) {
+        VLA_TRY(vlai_comm_open(t->group, o->device ? o->device : "cpu", &t->comm, err));
+        vlai_executor_set_comm(t->executor, t->comm);
+        vla_shard_options share = {sizeof share, t->rank, t->world, o->bucket_bytes, o->zero};
+        VLA_TRY(vla_store_shard(t->store, &share, err));
+        mark(t, "communicator");
+    }
     VLA_TRY(vla_store_allocate_on(t->store, t->executor, o->numerics, store_use(o), 0, err));
     mark(t, "memory of parameters");
     VLA_TRY(start_state(t, err));
-    mark(t, o->resume ? "weights and optimizer state" : "weights");
-    return VLA_OK;
+    mark(t, t->resumed ? "weights and optimizer state" : "weights");
+    return vlai_ranks_agree_weights(t, err);
 }
 
 /* Two trainings in one folder would move each other's checkpoints aside. */
 static vla_status lock_run_folder(vla_trainer *t, vla_error *err)
 {
     const char *run = t->options.run;
+    vla_status status = VLA_OK;
+    if (t->rank > 0)
+        return vlai_ranks_see_folder(t, err);
     VLA_TRY(vlai_mkdirs(run, err));
-    vla_status status = vlai_lock_dir(run, &t->run_lock, err);
+    status = vlai_lock_dir(run, &t->run_lock, err);
     return status == VLA_E_INVALID ? vlai_hint(err, status, "another training writes to this run folder: wait for its end, stop it, "
                                                             "or choose another checkpoint.save_path")
+           : status == VLA_OK      ? vlai_ranks_see_folder(t, err)
                                    : status;
 }
 
@@ -143,13 +183,18 @@ static vla_status make_run_folder(vla_trainer *t, vla_error *err)
     const vla_trainer_options *o = &t->options;
     uint64_t bytes = vlai_ckpt_bytes(t->store);
     int64_t saves = 1 + (o->save_interval > 0 && o->steps > 0 ? o->steps / o->save_interval : 0);
-    VLA_TRY(vlai_ckpt_check_room(o->run, bytes, o->keep_last, o->steps > 0 ? saves : -1, err));
-    VLA_TRY(vlai_ckpt_set_aside(o->run, t->progress.step, err));
+    if (t->rank == 0) {
+        VLA_TRY(vlai_ckpt_check_room(o->run, bytes, o->keep_last, o->steps > 0 ? saves : -1, err));
+        VLA_TRY(vlai_ckpt_set_aside(o->run, t->progress.step, err));
+    }
     vla_checkpoint_writer_options w = VLA_CHECKPOINT_WRITER_OPTIONS_DEFAULT;
     w.keep_last = o->keep_last;
+    w.group = t->group;
+    w.rank = t->rank;
+    w.world = t->world;
     VLA_TRY(vla_checkpoint_writer_create(o->run, &w, &t->writer, err));
     vlai_checkpoint_reserve(t->writer, t->store);
-    return vlai_metrics_open(o->run, t->progress.step, &t->metrics, err);
+    return t->rank > 0 ? VLA_OK : vlai_metrics_open(o->run, t->progress.step, &t->metrics, err);
 }
 
 static vla_status make_machinery(vla_trainer *t, vla_error *err)
@@ -161,11 +206,13 @@ static vla_status make_machinery(vla_trainer *t, vla_error *err)
     t->guilty = vlai_calloc((size_t)(o->batch * o->accumulation), 1);
     t->window_loss = vlai_calloc(window, sizeof(double));
     t->flight_slots = vlai_calloc(VLAI_FLIGHTS * (size_t)o->batch, sizeof *t->flight_slots);
-    if (!t->status || !t->shape || !t->guilty || !t->window_loss || !t->flight_slots)
+    t->micro_room = vlai_calloc(VLAI_FLIGHTS * (size_t)o->accumulation, sizeof *t->micro_room);
+    if (!t->micro_room || !t->status || !t->shape || !t->guilty || !t->window_loss || !t->flight_slots)
         return vlai_nomem(err, params * sizeof *t->status);
     for (int i = 0; i < VLAI_FLIGHTS; i++)
-        t->flights[i].slots = t->flight_slots + (size_t)i * (size_t)o->batch;
-    vlai_plans_options p = {.plan = VLA_PLAN_OPTIONS_DEFAULT, .accumulation = o->accumulation, .most = o->most_plans,
+        t->flights[i] = (vlai_flight){.slots = t->flight_slots + (size_t)i * (size_t)o->batch,
+                                      .micro = t->micro_room + (size_t)i * (size_t)o->accumulation};
+    vlai_plans_options p = {.plan = VLA_PLAN_OPTIONS_DEFAULT, .accumulation = o->accumulation, .world = t->world, .most = o->most_plans,
                             .whole_step = o->whole_step, .scaled = o->global_loss && o->accumulation > 1, .adamw = o->adamw};
     p.plan.numerics = o->numerics;
     p.plan.recompute = o->recompute;
@@ -180,7 +227,8 @@ static vla_status make_machinery(vla_trainer *t, vla_error *err)
     VLA_TRY(vlai_plans_create(&t->model, t->store, t->executor, &p, &t->plans, err));
     vlai_loader_options l = {.batch = o->global_loss ? o->batch * o->accumulation : o->batch, .workers = o->workers, .end = -1,
                              .first = t->progress.epoch * t->epoch_samples + t->progress.place,
-                             .epoch_samples = t->epoch_samples, .stream = VLA_SAMPLES_TRAIN, .held = o->ahead ? VLAI_FLIGHTS : 1};
+                             .epoch_samples = t->epoch_samples, .stream = VLA_SAMPLES_TRAIN, .held = o->ahead ? VLAI_FLIGHTS : 1,
+                             .stride = t->world, .offset = t->rank};
     return vlai_loader_create(&t->samples, &l, &t->loader, err);
 }
 
@@ -198,16 +246,28 @@ vla_status vla_trainer_create(const vla_model *model, const vla_samples *samples
         t->validation = *validation;
     t->options = *options;
     t->saved = -1;
-    int64_t step_samples = options->batch > 0 && options->accumulation > 0 ? options->batch * options->accumulation : 1;
-    t->epoch_samples = samples->count / step_samples * step_samples;
+    t->group = options->world > 1 ? options->group : NULL;
+    t->world = t->options.world = t->group ? options->world : 1;
+    t->rank = t->options.rank = t->group ? options->rank : 0;
     t->schedule = (vlai_schedule){.kind = options->schedule == VLA_LR_COSINE ? VLAI_SCHEDULE_COSINE : VLAI_SCHEDULE_CONSTANT,
                                   .peak = options->group_count > 0 ? options->groups[0].rate : 0, .min = options->min_rate,
                                   .warmup = options->warmup, .steps = options->steps};
     t->run_lock = -1;
     t->phase_began = vlai_now();
+    vlai_ranks_progress(t, "start");
     vla_status status = check_options(t, err);
+    if (status == VLA_OK && !options->resume)
+        status = count_epoch(t, err);
     if (status == VLA_OK) /* before a checkpoint of the folder is chosen */
         status = lock_run_folder(t, err);
+    if (status == VLA_OK)
+        status = choose_checkpoint(t, err);
+    if (status == VLA_OK)
+        status = count_epoch(t, err);
+    if (status == VLA_OK)
+        status = vlai_ranks_agree_settings(t, err);
+    if (status == VLA_OK)
+        status = vlai_ranks_open(t, err);
     if (status == VLA_OK)
         status = make_store(t, err);
     if (status == VLA_OK)
@@ -215,6 +275,7 @@ vla_status vla_trainer_create(const vla_model *model, const vla_samples *samples
     if (status == VLA_OK)
         status = make_machinery(t, err);
     if (status != VLA_OK) {
+        vlai_ranks_failed(t);
         vla_trainer_destroy(t);
         return status;
     }
@@ -233,11 +294,16 @@ void vla_trainer_destroy(vla_trainer *t)
             (void)vla_run_wait(t->flights[i].run, NULL); /* its memory must not go while the device works on it */
     vlai_loader_destroy(t->loader);
     vla_checkpoint_writer_destroy(t->writer);
+    vla_checkpoint_close(t->from);
     vlai_metrics_close(t->metrics);
     vlai_unlock_dir(t->run_lock);
     vlai_plans_destroy(t->plans);
     vla_store_destroy(t->store);
+    vlai_comm_close(t->comm);
     vla_executor_destroy(t->executor);
+    vlai_free(t->row);
+    vlai_free(t->rows);
+    vlai_free(t->micro_room);
     vlai_free(t->flight_slots);
     vlai_free(t->status);
     vlai_free(t->shape);
@@ -275,7 +341,7 @@ vla_status vla_trainer_prepare(vla_trainer *t, vla_trainer_memory *memory, vla_e
     memory->plan.gradients = bytes[VLA_STORE_GRADIENT];
     memory->plan.optimizer = bytes[VLA_STORE_M] + bytes[VLA_STORE_V] + bytes[VLA_STORE_LOW];
     memory->executor = vla_executor_bytes(t->executor);
-    memory->snapshot = vlai_ckpt_staging(vlai_ckpt_bytes(t->store));
+    memory->snapshot = vlai_ckpt_staging(vlai_ckpt_share(t->store, t->rank));
     return VLA_OK;
 }
 
@@ -295,7 +361,6 @@ static double smooth(vla_trainer *t, double loss)
 static void fill_record(vla_trainer *t, vla_record *r)
 {
     const vla_trainer_options *o = &t->options;
-    int64_t step_samples = o->batch * o->accumulation;
     double now = vlai_now();
     r->steps = total_steps(t);
     r->epochs = o->epochs;
@@ -304,7 +369,7 @@ static void fill_record(vla_trainer *t, vla_record *r)
     r->next_rate = vlai_schedule_rate(&t->schedule, t->progress.step, o->groups[0].rate);
     r->smooth_loss = smooth(t, r->loss);
     r->step_seconds = now - t->last_end;
-    r->samples_per_second = (double)step_samples / r->step_seconds;
+    r->samples_per_second = (double)vlai_step_samples(t) / r->step_seconds;
     r->teraflops /= r->step_seconds;
     t->usual_seconds = t->usual_seconds > 0 ? 0.95 * t->usual_seconds + 0.05 * r->step_seconds : r->step_seconds;
     r->eta_seconds = t->usual_seconds * (double)(r->steps - t->progress.step);
@@ -340,7 +405,8 @@ static vla_status end_step(vla_trainer *t, vla_record *r, vla_error *err)
         mark(t, "first step");
     t->phase_began = 0;
     fill_record(t, r);
-    VLA_TRY(vlai_metrics_put(t->metrics, r, err));
+    if (t->metrics)
+        VLA_TRY(vlai_metrics_put(t->metrics, r, err));
     report(t, r);
     return t->progress.bad_in_a_row >= t->options.max_bad_steps ? too_many_bad(t, err) : VLA_OK;
 }
@@ -367,45 +433,64 @@ vla_status vla_trainer_step(vla_trainer *t, vla_record *r, vla_error *err)
 
 /* ---- validation ---- */
 
-static vla_status validate_batch(vla_trainer *t, void *const *slots, int64_t count, vla_record *r, double *part_weight,
-                                 vla_error *err)
+/* With options.overlap the next step's plan brings the weights that other ranks have stepped; who wants them before it brings
+ * them itself. */
+static vla_status gather_weights(vla_trainer *t, vla_error *err)
+{
+    (void)t;
+    (void)err;
+    return VLA_OK;
+}
+
+static vla_status validate_batch(vla_trainer *t, void *const *slots, int64_t count, vlai_micro *out, vla_error *err)
 {
     vlai_bucket *b;
     VLA_TRY(vlai_step_bucket(t, slots, count, false, false, &b, err));
     VLA_TRY(t->model.fill(t->model.user, b->shape, slots, count, b->run, err));
     VLA_TRY(vla_run_execute(b->run, err));
-    vlai_results_add(&t->model, b->run, 1, r, part_weight);
+    *out = vlai_micro_of(&t->model, b->run, 1);
+    return VLA_OK;
+}
+
+/* Rounds of one batch per rank, in the order of the batches; in the last one some may have none. */
+static vla_status validate_all(vla_trainer *t, vlai_loader *loader, int64_t batch, vlai_sums *sums, vla_error *err)
+{
+    int64_t batches = (t->validation.count + batch - 1) / batch, count;
+    for (int64_t done = 0; done < batches; done += t->world) {
+        vlai_micro micro;
+        void *const *slots;
+        memset(&micro, 0, sizeof micro);
+        vlai_ranks_progress(t, "validation");
+        VLA_TRY(vlai_loader_next(loader, &slots, &count, NULL, err));
+        if (count > 0)
+            VLA_TRY(validate_batch(t, slots, count, &micro, err));
+        VLA_TRY(vlai_ranks_add_round(t, &micro, sums, err));
+    }
     return VLA_OK;
 }
 
 vla_status vla_trainer_validate(vla_trainer *t, vla_record *r, vla_error *err)
 {
     const vla_trainer_options *o = &t->options;
-    double began = vlai_now(), part_weight[VLA_RECORD_PARTS] = {0};
+    double began = vlai_now();
     *r = (vla_record){.kind = VLA_RECORD_VALIDATION, .step = t->progress.step, .epoch = t->progress.epoch,
                       .samples = t->progress.samples, .steps = total_steps(t), .epochs = o->epochs};
     if (!t->validates)
         return vlai_fail(err, VLA_E_INVALID, "there are no samples to validate on");
     vlai_loader_options l = {.batch = o->validation_batch > 0 ? o->validation_batch : o->batch, .workers = o->workers,
-                             .end = t->validation.count, .epoch_samples = t->validation.count, .stream = VLA_SAMPLES_VALIDATION};
+                             .end = t->validation.count, .epoch_samples = t->validation.count, .stream = VLA_SAMPLES_VALIDATION,
+                             .stride = t->world, .offset = t->rank};
     vlai_loader *loader;
+    vlai_sums sums = {0};
+    VLA_TRY(gather_weights(t, err));
     VLA_TRY(vlai_loader_create(&t->validation, &l, &loader, err));
-    vla_status status = VLA_OK;
-    int64_t batches = 0, count;
-    for (;; batches++) {
-        void *const *slots;
-        status = vlai_loader_next(loader, &slots, &count, NULL, err);
-        if (status != VLA_OK || count == 0)
-            break;
-        status = validate_batch(t, slots, count, r, part_weight, err);
-        if (status != VLA_OK)
-            break;
-    }
+    vla_status status = validate_all(t, loader, l.batch, &sums, err);
     vlai_loader_destroy(loader);
     VLA_TRY(status);
-    vlai_results_finish(&t->model, batches ? (double)batches : 1, part_weight, r);
+    VLA_TRY(vlai_ranks_end_rounds(t, &sums, r, err));
     r->step_seconds = vlai_now() - began;
-    VLA_TRY(vlai_metrics_put(t->metrics, r, err));
+    if (t->metrics)
+        VLA_TRY(vlai_metrics_put(t->metrics, r, err));
     report(t, r);
     return VLA_OK;
 }
@@ -435,6 +520,10 @@ static vla_status settle_save(vla_trainer *t, bool wait, bool last, vla_error *e
         return VLA_OK;
     vla_error failure = VLA_ERROR_INIT;
     const char *path = NULL;
+    while (t->group && !vlai_checkpoint_finished(t->writer)) { /* a save may take longer than ranks wait for one without progress */
+        vlai_ranks_progress(t, "save");
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    }
     vla_status status = vla_checkpoint_wait(t->writer, &path, &failure);
     if (status == VLA_OK)
         report(t, &(vla_record){.kind = VLA_RECORD_SAVED, .step = t->saved, .text = path});
@@ -464,6 +553,8 @@ static vla_status save(vla_trainer *t, bool last, vla_error *err)
     VLA_TRY(settle_save(t, true, false, err));
     if (t->saved == t->progress.step)
         return VLA_OK;
+    vlai_ranks_progress(t, "save");
+    VLA_TRY(gather_weights(t, err));
     vla_error failure = VLA_ERROR_INIT;
     vla_status status = begin_save(t, &failure);
     t->saved = t->progress.step;
@@ -502,7 +593,7 @@ static bool is_validation_due(const vla_trainer *t, const vlai_progress *p)
 /* Whether the step after those under way may be begun at once: nothing wants the state as it is before it. */
 static bool goes_on(const vla_trainer *t, const vlai_progress *p)
 {
-    return !is_far_enough(t, p) && !is_save_due(t, p) && !is_validation_due(t, p) && !(t->options.stop && *t->options.stop);
+    return !is_far_enough(t, p) && !is_save_due(t, p) && !is_validation_due(t, p) && !vlai_ranks_stopped(t, p);
 }
 
 static vla_status save_if_due(vla_trainer *t, vla_error *err)
@@ -531,6 +622,10 @@ static vla_status leave(vla_trainer *t, vla_status status)
 {
     vla_error failure = VLA_ERROR_INIT;
     vla_record unreported;
+    if (t->group && status != VLA_E_NONFINITE) { /* the others are elsewhere in the step */
+        vlai_ranks_failed(t);
+        return status;
+    }
     while (t->flight_count > 0) /* what is under way belongs to the state that is saved */
         if (vlai_step_end(t, &unreported, &failure) != VLA_OK)
             return status;
@@ -550,7 +645,7 @@ static vla_status step_on(vla_trainer *t, vla_error *err)
             break;
         vlai_progress after = p;
         after.step++;
-        after.place += t->options.batch * t->options.accumulation;
+        after.place += vlai_step_samples(t);
         if (after.place >= t->epoch_samples) {
             after.epoch++;
             after.place = 0;
@@ -566,30 +661,37 @@ static vla_status step_on(vla_trainer *t, vla_error *err)
     return end_step(t, &r, err);
 }
 
-vla_status vla_trainer_run(vla_trainer *t, vla_error *err)
+static vla_status run_steps(vla_trainer *t, vla_error *err)
 {
     const vla_trainer_options *o = &t->options;
     vla_record r;
     if (t->validates && o->validate_first)
         VLA_TRY(vla_trainer_validate(t, &r, err));
     t->last_end = vlai_now();
-    while (!is_far_enough(t, &t->progress)) {
+    bool stopped = false;
+    while (!stopped && !is_far_enough(t, &t->progress)) {
         vla_status status = step_on(t, err);
-        bool stopped = o->stop && *o->stop;
+        stopped = vlai_ranks_stopped(t, &t->progress);
         while (status == VLA_OK && stopped && t->flight_count > 0)
             status = end_step(t, &r, err);
         if (status != VLA_OK)
             return leave(t, status);
-        if (stopped)
-            break;
-        if (t->flight_count > 0) /* nothing is due: else the next step would not have been begun */
+        if (stopped || t->flight_count > 0) /* with one under way nothing is due: else it would not have been begun */
             continue;
         VLA_TRY(save_if_due(t, err));
         VLA_TRY(validate_if_due(t, err));
     }
     VLA_TRY(save(t, true, err));
-    if (o->stop && *o->stop && !is_over(t, &t->progress))
+    if (vlai_ranks_stopped(t, &t->progress) && !is_over(t, &t->progress))
         return vlai_fail(err, VLA_E_CANCELLED, "stopped on request after step %lld of %lld; the state is saved in %s",
                          (long long)t->progress.step, (long long)total_steps(t), o->run);
     return VLA_OK;
+}
+
+vla_status vla_trainer_run(vla_trainer *t, vla_error *err)
+{
+    vla_status status = run_steps(t, err);
+    if (status != VLA_OK && status != VLA_E_CANCELLED)
+        vlai_ranks_failed(t);
+    return status;
 }

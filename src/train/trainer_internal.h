@@ -1,4 +1,5 @@
-/* The inside of the trainer, shared by trainer.c (creation, validation, saving, the loop) and step.c (one step). */
+/* The inside of the trainer, shared by trainer.c (creation, validation, saving, the loop), step.c (one step) and ranks.c (what
+ * several ranks do together). */
 #ifndef VLAI_TRAINER_INTERNAL_H
 #define VLAI_TRAINER_INTERNAL_H
 
@@ -20,6 +21,18 @@ typedef struct vlai_prepared {
     double weight, scale; /* of its loss in the step's mean; what its gradients are scaled by */
 } vlai_prepared;
 
+/* The results of one micro-batch, as they are: not weighted. */
+typedef struct vlai_micro {
+    double weight; /* 0: there was none */
+    double loss, part[VLA_RECORD_PARTS];
+    uint32_t has; /* bit i: part i */
+} vlai_micro;
+
+/* Weighted sums over micro-batches. */
+typedef struct vlai_sums {
+    double loss, weight, part[VLA_RECORD_PARTS], part_weight[VLA_RECORD_PARTS];
+} vlai_sums;
+
 /* A step that was begun and not yet reported. */
 typedef struct vlai_flight {
     int64_t step;      /* its number, from 1 */
@@ -31,6 +44,8 @@ typedef struct vlai_flight {
     bool collected;    /* its results are in `record` */
     bool finite;
     double part_weight[VLA_RECORD_PARTS], weight, stall, flops;
+    vlai_micro *micro; /* of several ranks: this one's */
+    char culprit[160]; /* what was not finite here */
     vla_record record;
 } vlai_flight;
 
@@ -48,12 +63,22 @@ struct vla_trainer {
     vla_checkpoint_writer *writer;
     int run_lock; /* open while the run folder is ours; -1 */
     bool on_device;
+    /* several ranks; of one, group is NULL */
+    struct vlai_group *group;
+    int rank, world;
+    struct vlai_comm *comm;
+    char *row, *rows;    /* what this rank says of a step, and on rank 0 what all do */
+    size_t row_bytes;
+    vlai_micro *micro_room;
+    int64_t stop_after;  /* step that all end with; 0 = nobody was asked to end */
+    bool agreed, failed; /* on the first plan; this rank ends alone */
     vla_gradient_status *status; /* of the step in progress */
     void *shape;
     uint8_t *guilty;
     int64_t epoch_samples; /* that an epoch hands out: whole steps */
     vlai_progress progress; /* of the steps that were reported */
     int64_t saved;         /* step of the newest save that was begun; -1 = none */
+    vla_checkpoint *from;  /* that the run starts from, until its state is loaded */
     char *resumed;         /* checkpoint that the run started from; NULL */
     char culprit[256];     /* what was not finite in the newest step that was skipped */
     double *window_loss;   /* the last losses, for smooth_loss */
@@ -75,6 +100,12 @@ struct vla_trainer {
     double usual_seconds; /* of a step: a running mean, for the time left */
 };
 
+/* Samples of a step, of all ranks. */
+static inline int64_t vlai_step_samples(const vla_trainer *t)
+{
+    return t->options.batch * t->options.accumulation * t->world;
+}
+
 /* ---- step.c ---- */
 
 /* Where the run stands once the steps under way are reported, if all are applied. */
@@ -91,5 +122,29 @@ vla_status vlai_step_bucket(vla_trainer *t, void *const *slots, int64_t count, b
 /* Adds the results of a run to the record's sums; sums become means, and parts that no batch had are left out. */
 void vlai_results_add(const vla_model *model, const vla_run *run, double weight, vla_record *r, double *part_weight);
 void vlai_results_finish(const vla_model *model, double weight, const double *part_weight, vla_record *r);
+
+/* ---- ranks.c: without a group these do nothing, or what one rank needs ---- */
+
+/* Says where this rank is, for those who would miss it. */
+void vlai_ranks_progress(const vla_trainer *t, const char *phase);
+vla_status vlai_ranks_open(vla_trainer *t, vla_error *err);
+vla_status vlai_ranks_see_folder(const vla_trainer *t, vla_error *err);
+/* path: rank 0's choice, on return every rank's. */
+vla_status vlai_ranks_choose(const vla_trainer *t, char *path, size_t size, vla_error *err);
+vla_status vlai_ranks_agree_settings(const vla_trainer *t, vla_error *err);
+vla_status vlai_ranks_agree_weights(const vla_trainer *t, vla_error *err);
+/* `stepped`: of the store's parameters. Once; later plans are compared with the first one where they are made. */
+vla_status vlai_ranks_agree_plan(vla_trainer *t, const vla_plan *plan, const vla_gradient_status *stepped, vla_error *err);
+vlai_micro vlai_micro_of(const vla_model *model, const vla_run *run, double weight);
+/* Brings a step's results to rank 0, whose record is then that of one rank that had all micro-batches; nobody else waits.
+ * Learns of a step to end with. */
+vla_status vlai_ranks_step(vla_trainer *t, vlai_flight *f, vla_error *err);
+/* Whether the run ends at `p` because somebody was asked to end. */
+bool vlai_ranks_stopped(const vla_trainer *t, const vlai_progress *p);
+/* One batch of each rank, in order (weight 0: this one has none any more); then means, the same on every rank. */
+vla_status vlai_ranks_add_round(const vla_trainer *t, const vlai_micro *own, vlai_sums *sums, vla_error *err);
+vla_status vlai_ranks_end_rounds(const vla_trainer *t, vlai_sums *sums, vla_record *r, vla_error *err);
+/* This rank ends alone: nothing that it does waits for the others any more. */
+void vlai_ranks_failed(vla_trainer *t);
 
 #endif
