@@ -1,5 +1,8 @@
 /* Where the time of a run goes on a CUDA device. Launches are timed one by one between events, on the lane they have, each
- * alone on the device; whole executions are timed as they usually run, so what lanes and replay save shows in the total. */
+ * alone on the device; whole executions are timed as they usually run, so what lanes and replay save shows in the total.
+ *
+ * With several ranks all of them take the profile, with the same number of repeats: a collective's time is then that of the
+ * exchange and of the wait for the slowest rank. */
 #ifdef VLA_CUDA
 
 #include "base/fail.h"

@@ -14,8 +14,8 @@ typedef struct vlai_cuda_device {
     vlai_cuda_context context;
     struct vlai_cudnn *cudnn;
     void *lanes[VLAI_LANES], *copies; /* streams */
-    void *scratch[VLAI_LANES], *staging[2];
-    size_t scratch_bytes[VLAI_LANES], staging_bytes[2];
+    void *scratch[VLAI_LANE_COMM], *staging[2];
+    size_t scratch_bytes[VLAI_LANE_COMM], staging_bytes[2];
     void *uploaded[2], *consumed[2]; /* events of the staging memory */
     void *fork, *join[VLAI_LANES];
     int turn;                        /* staging memory of the latest execution */
@@ -33,6 +33,7 @@ typedef struct vlai_cuda_run {
     vlai_cuda_launch *launches;
     size_t n_launches;
     vlai_schedule schedule;
+    bool lanes[VLAI_LANES]; /* that some launch is in */
     void *graph;           /* captured launches */
     int64_t executions;
     void *inputs[2], *results[2], *finished[2]; /* pinned memory; events */

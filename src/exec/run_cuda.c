@@ -1,5 +1,5 @@
 /* One CUDA device: an arena and scratch in device memory, launches resolved once, on one stream or in two lanes, replayed
- * from a captured graph when the plan's options say so.
+ * from a captured graph when the plan's options say so. Collectives of several ranks have a lane of their own, or stand in the first.
  *
  * An execution: inputs go from one of two pinned host copies over their own stream to staging memory, from there in one
  * copy to the start of the arena; then the launches; then small results to pinned memory. Nothing is allocated and the host
@@ -59,7 +59,7 @@ static vla_status cuda_open(vla_executor *ex, vla_error *err)
     code = vlai_device_select(ex->index, &d->info);
     d->context.arch = d->info.major * 10 + d->info.minor;
     for (int l = 0; !code && l < VLAI_LANES; l++)
-        code = l == 1 ? vlai_device_stream_create_urgent(&d->lanes[l]) : vlai_device_stream_create(&d->lanes[l]);
+        code = l == 1 || l == VLAI_LANE_COMM ? vlai_device_stream_create_urgent(&d->lanes[l]) : vlai_device_stream_create(&d->lanes[l]);
     if (!code)
         code = vlai_device_stream_create(&d->copies);
     for (int s = 0; !code && s < 2; s++)
@@ -91,8 +91,9 @@ static void cuda_close(vla_executor *ex)
     if (!d)
         return;
     vlai_device_free(ex->arena);
-    for (int l = 0; l < VLAI_LANES; l++) {
+    for (int l = 0; l < VLAI_LANE_COMM; l++)
         vlai_device_free(d->scratch[l]);
+    for (int l = 0; l < VLAI_LANES; l++) {
         vlai_device_stream_destroy(d->lanes[l]);
         vlai_device_event_destroy(d->join[l]);
     }
@@ -149,7 +150,7 @@ static vla_status cuda_reserve(vla_executor *ex, const vla_plan *plan, vla_error
     vla_status status = grow(ex, &arena, &ex->arena_bytes, plan->memory.arena_bytes, "the arena", err);
     ex->arena = arena;
     VLA_TRY(status);
-    for (int l = 0; l < (plan->options.fast & VLA_FAST_LANES ? VLAI_LANES : 1); l++)
+    for (int l = 0; l < (plan->options.fast & VLA_FAST_LANES ? VLAI_LANE_COMM : 1); l++)
         VLA_TRY(grow(ex, &d->scratch[l], &d->scratch_bytes[l], scratch, "kernel scratch", err));
     for (int s = 0; s < 2; s++)
         VLA_TRY(grow(ex, &d->staging[s], &d->staging_bytes[s], plan->memory.input_bytes, "staging of inputs", err));
@@ -186,9 +187,11 @@ static bool is_nothing(const vlai_cuda_call *call)
 }
 
 /* Lane 0: the main work. 1: small work, by the graph. 2: gradients of weights, which nobody waits for until the update: they
- * fill what the chain of the activations' gradients leaves free. */
+ * fill what the chain of the activations' gradients leaves free. The last: collectives, on which the other ranks wait too. */
 static int lane_of(const vla_run *run, const vlai_node *node)
 {
+    if (vlai_op_is_collective(node->op))
+        return run->plan->options.fast & VLA_FAST_OVERLAP ? VLAI_LANE_COMM : 0;
     if (!(run->plan->options.fast & VLA_FAST_LANES))
         return 0;
     bool of_weight = node->op == VLAI_OP_matmul && node->backward && node->attrs.matmul.transpose_a;
@@ -201,7 +204,8 @@ static void set_call(const vla_run *run, size_t n, vlai_cuda_call *call)
     const vlai_cuda_device *d = run->executor->state;
     const vlai_node *node = &g->nodes[n];
     int lane = lane_of(run, node);
-    *call = (vlai_cuda_call){.node = node, .stream = d->lanes[lane], .workspace = d->scratch[lane], .workspace_bytes = d->scratch_bytes[lane],
+    *call = (vlai_cuda_call){.node = node, .stream = d->lanes[lane], .workspace = lane < VLAI_LANE_COMM ? d->scratch[lane] : NULL,
+                             .workspace_bytes = lane < VLAI_LANE_COMM ? d->scratch_bytes[lane] : 0,
                              .multiprocessors = d->info.multiprocessors, .comm = run->executor->comm};
     for (int i = 0; i < node->n_inputs; i++)
         if (node->inputs[i] != VLA_NONE)
@@ -241,6 +245,7 @@ static vla_status add_launch(vla_run *run, size_t first, size_t count, vla_error
     vla_status status = vlai_schedule_add(&r->schedule, lane, spans, n, err);
     vlai_free(spans);
     VLA_TRY(status);
+    r->lanes[lane] = true;
     vlai_cuda_launch *l = &r->launches[r->n_launches++];
     *l = (vlai_cuda_launch){.first = first, .count = count};
     if (count == 1)
@@ -403,15 +408,15 @@ static vla_status launch_all(const vla_run *run, vla_error *err)
 {
     const vlai_cuda_run *r = run->state;
     const vlai_cuda_device *d = run->executor->state;
-    int lanes = run->plan->options.fast & VLA_FAST_LANES ? VLAI_LANES : 1;
-    int code = lanes > 1 ? vlai_device_event_record(d->fork, d->lanes[0]) : 0;
-    for (int l = 1; !code && l < lanes; l++)
-        code = vlai_device_wait(d->lanes[l], d->fork);
+    int code = vlai_device_event_record(d->fork, d->lanes[0]);
+    for (int l = 1; !code && l < VLAI_LANES; l++)
+        if (r->lanes[l])
+            code = vlai_device_wait(d->lanes[l], d->fork);
     if (code)
         return vlai_cuda_failed(err, code, "lanes");
     for (size_t i = 0; i < r->n_launches; i++) {
         void *stream = d->lanes[r->schedule.lanes[i]];
-        for (int l = 0; !code && l < lanes; l++)
+        for (int l = 0; !code && l < VLAI_LANES; l++)
             if (r->schedule.waits[i][l] >= 0)
                 code = vlai_device_wait(stream, r->launches[r->schedule.waits[i][l]].fence);
         if (!code)
@@ -421,8 +426,8 @@ static vla_status launch_all(const vla_run *run, vla_error *err)
         if (code)
             return vlai_cuda_launch_failed(run, i, code, err);
     }
-    for (int l = 1; !code && l < lanes; l++)
-        if (!(code = vlai_device_event_record(d->join[l], d->lanes[l])))
+    for (int l = 1; !code && l < VLAI_LANES; l++)
+        if (r->lanes[l] && !(code = vlai_device_event_record(d->join[l], d->lanes[l])))
             code = vlai_device_wait(d->lanes[0], d->join[l]);
     return code ? vlai_cuda_failed(err, code, "lanes") : VLA_OK;
 }
@@ -497,7 +502,11 @@ static vla_status cuda_wait(vla_run *run, vla_error *err)
         return vlai_fail(err, VLA_E_INVALID, "no execution of this run is under way");
     r->shown = (int)(r->waited++ & 1);
     int code = vlai_device_event_synchronize(r->finished[r->shown]);
-    return code ? vlai_cuda_failed(err, code, "a kernel of this run") : VLA_OK;
+    char why[512];
+    if (code)
+        return vlai_cuda_failed(err, code, "a kernel of this run");
+    /* A collective that was ended leaves the device as if all were well. */
+    return vlai_comm_error(run->executor->comm, why, sizeof why) ? vlai_fail(err, VLA_E_NCCL, "%s", why) : VLA_OK;
 }
 
 /* The other pinned copy was uploaded an execution ago; that the upload is over is certain once that execution is. */

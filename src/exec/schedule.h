@@ -18,7 +18,8 @@
 
 VLA_BEGIN_DECLS
 
-enum { VLAI_LANES = 3 };
+/* The last lane is for collectives alone; they need no scratch. */
+enum { VLAI_LANES = 4, VLAI_LANE_COMM = VLAI_LANES - 1 };
 
 typedef struct vlai_span {
     uintptr_t first, end; /* bytes first .. end - 1; an empty span is nothing */

@@ -70,7 +70,7 @@ vlai_plan_need vlai_plan_needs(const vla_executor *ex, const vla_plan *plan)
     vlai_plan_need need = {.arena = plan->memory.arena_bytes};
 #ifdef VLA_CUDA
     if (ex->backend == &vlai_backend_cuda) { /* as the executor reserves */
-        size_t scratch = 0, lanes = plan->options.fast & VLA_FAST_LANES ? VLAI_LANES : 1;
+        size_t scratch = 0, lanes = plan->options.fast & VLA_FAST_LANES ? VLAI_LANE_COMM : 1;
         for (size_t n = 0; n < plan->graph->n_nodes; n++) {
             size_t bytes = vlai_cuda_workspaces[plan->graph->nodes[n].op](plan->graph, &plan->graph->nodes[n]);
             scratch = bytes > scratch ? bytes : scratch;

@@ -35,7 +35,7 @@ static void random_launches(void **state)
         vlai_schedule schedule = {0};
         memset(before, 0, sizeof before);
         for (int i = 0; i < LAUNCHES; i++) {
-            int lane = next(&s) % 8 < 5 ? 0 : 1 + (int)(next(&s) % 2);
+            int lane = next(&s) % 8 < 5 ? 0 : 1 + (int)(next(&s) % (VLAI_LANES - 1));
             for (int k = 0; k < SPANS; k++) {
                 uintptr_t first = 1000 + next(&s) % 400;
                 spans[i][k] = (vlai_span){first, first + 1 + next(&s) % 30, k == 0};
