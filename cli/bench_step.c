@@ -219,6 +219,7 @@ static vla_status run_in_turn(const bench_setup *s, bench_row *row, engine *e, d
         VLA_TRY(vla_run_execute(e->run, err));
         if (e->update) { /* the CPU's inputs stand in the arena, which both plans share */
             vlai_settings_hyper(s->train, step, step, vla_run_data(e->update, "hyper"));
+            *(float *)vla_run_data(e->update, "guard") = 0;
             VLA_TRY(vla_run_execute(e->update, err));
         }
         times[step] = vlai_now() - start;

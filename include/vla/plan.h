@@ -50,9 +50,15 @@ typedef struct vla_plan_options {
     int fast_attention; /* 0: attention kernels whose sums have a fixed order; 1: the fastest */
     unsigned fast;      /* mask of VLA_FAST_*; the CPU has no use for it */
     size_t keep;        /* recompute cheap: bytes of values that are kept all the same, because there is room for them */
+    /* Several ranks: the plan's updates are those of the rank whose store this is (vla_store_shard); NULL or a whole store: of
+     * one rank. Borrowed while the plan is made. */
+    const struct vla_store *store;
+    int overlap;              /* gradients are reduced while the backward pass runs, weights gathered under the forward pass */
+    vla_dtype gradient_dtype; /* that gradients of weights in low precision are summed in: BF16, F32, or NONE: as they are */
+    const struct vlai_comm_order *order; /* of collectives, that of the run's first plan; NULL: found by the plan */
 } vla_plan_options;
 
-#define VLA_PLAN_OPTIONS_DEFAULT {sizeof(vla_plan_options), VLA_FP32, VLA_RECOMPUTE_NONE, VLA_MEMORY_LIFETIMES, 0, 0, 0, 0, 0}
+#define VLA_PLAN_OPTIONS_DEFAULT {sizeof(vla_plan_options), VLA_FP32, VLA_RECOMPUTE_NONE, VLA_MEMORY_LIFETIMES, 0, 0, 0, 0, 0, NULL, 0, VLA_DTYPE_NONE, NULL}
 
 typedef struct vla_plan vla_plan;
 

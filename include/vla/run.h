@@ -179,7 +179,9 @@ enum {
     VLA_HYPER_RATES   /* learning rate of each group from here on */
 };
 
-/* A graph that clips and steps: input "hyper" F64 [VLA_HYPER_RATES + groups], see vla_hyper_fill; result "clip" F64 [3] = gradient norm before the clip, factor, 1 if finite. Nothing is stepped when it is not finite. */
+/* A graph that clips and steps: input "hyper" F64 [VLA_HYPER_RATES + groups], see vla_hyper_fill;
+ * input "guard" F32 [1], 0, or NaN when nothing may be stepped; result "clip" F64 [3] = gradient norm before the clip, factor,
+ * 1 if finite. Nothing is stepped when it is not finite. Of a sharded store every rank runs it, and a guard of one is all's. */
 VLA_API vla_status vla_graph_adamw(const vla_store *store, const vla_gradient_status *status,
                                    const vla_adamw_options *options, vla_graph **out, vla_error *err);
 /* All of "hyper" but the rates. applied: updates before this one; seed: the run's (its lower 53 bits count). */

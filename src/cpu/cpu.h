@@ -3,7 +3,7 @@
  * Each kernel is written once, in terms of `real`, and compiled for float and for double (cpu/instantiate.h). Floating
  * operands of a call are all `real`: the executor widens bf16 operands before the call and rounds results after it.
  * Integers are int32_t, pictures uint8_t; rstd, lse, loss and count results are `real` too. Raw ops (vlai_op_is_raw in
- * exec/plan.h) are the exception: copy, accumulate, sum_squares, clip_factor, adamw and collectives take operands as stored
+ * exec/plan.h) are the exception: copy, accumulate, sum_squares, clip_factor, adamw, bucket, part and collectives take operands as stored
  * and look at its dtype (F32, F64 or BF16 for parameters, gradients and moments; F64 for norms and hyper; U16 for the low bits).
  *
  * Work is cut into tiles by shape alone and shared out by the pool, so that bits do not depend on the thread count; sums

@@ -57,6 +57,19 @@ void FN(copy)(const vlai_cpu_call *call)
     vlai_run(call, vlai_tiles(call->out[0].elements, VLAI_TILE_ELEMENTS), L(store_copy_tile));
 }
 
+void FN(bucket)(const vlai_cpu_call *call)
+{
+    (void)call;
+}
+
+void FN(part)(const vlai_cpu_call *call)
+{
+    size_t size = vla_dtype_size(call->in[0].dtype);
+    const char *from = (const char *)call->in[0].data + (size_t)call->node->attrs.slice.first * size;
+    if (call->out[0].data && call->out[0].data != from)
+        memcpy(call->out[0].data, from, (size_t)call->out[0].elements * size);
+}
+
 /* acc += x */
 VLAI_CLONES static void L(accumulate_tile)(void *context, int64_t tile, int thread)
 {

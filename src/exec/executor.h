@@ -54,8 +54,10 @@ struct vla_run {
 
 /* Where a tensor of the store stands for runs of this executor; NULL when the store was not attached to it. */
 void *vlai_store_place(const vla_store *store, const vla_executor *ex, vla_store_kind kind, size_t index);
+void *vlai_store_arena(const vla_store *store, const vla_executor *ex, vla_store_kind kind); /* the same, of all */
 
 extern const vlai_backend vlai_backend_cpu;
+void vlai_cpu_run_node(const vla_run *run, size_t node); /* one node of a run on the CPU */
 /* Test seam: one more device, found by its name. */
 extern const vlai_backend *vlai_backend_other;
 #ifdef VLA_CUDA

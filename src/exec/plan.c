@@ -75,6 +75,7 @@ vla_status vla_plan_build(vla_graph *graph, const vla_plan_options *options, vla
     VLA_TRY_GOTO(vlai_pass_recompute(graph, options->recompute, options->keep, err), fail);
     VLA_TRY_GOTO(vlai_pass_fuse(graph, options, plan->fused, err), fail);
     VLA_TRY_GOTO(vlai_pass_chain(graph, options, NULL, err), fail);
+    VLA_TRY_GOTO(vlai_pass_communicate(graph, options, &plan->order, err), fail);
     VLA_TRY_GOTO(vlai_pass_memory(graph, options->layout, &plan->memory, err), fail);
     measure(plan);
     *out = plan;
@@ -89,6 +90,7 @@ void vla_plan_destroy(vla_plan *plan)
     if (!plan)
         return;
     vlai_memory_fini(&plan->memory);
+    vlai_comm_order_fini(&plan->order);
     vla_graph_destroy(plan->graph);
     vlai_free(plan);
 }

@@ -3,6 +3,7 @@
 #define VLAI_PLAN_H
 
 #include "graph/graph.h"
+#include "pass/communicate.h"
 #include "pass/fuse.h"
 #include "pass/pass.h"
 
@@ -10,6 +11,7 @@ struct vla_plan {
     vla_graph *graph;
     vla_plan_options options;
     size_t fused[VLAI_FUSE_COUNT]; /* rewrites of each pattern */
+    vlai_comm_order order; /* of the collectives of an update of several ranks */
     vlai_memory memory;
     vla_plan_memory bytes;
     size_t workspace;            /* largest shared scratch of any node */
@@ -22,7 +24,7 @@ struct vla_plan {
 static inline bool vlai_op_is_raw(vlai_op op)
 {
     return op == VLAI_OP_copy || op == VLAI_OP_accumulate || op == VLAI_OP_sum_squares || op == VLAI_OP_clip_factor ||
-           op == VLAI_OP_adamw || vlai_op_is_collective(op);
+           op == VLAI_OP_adamw || op == VLAI_OP_bucket || op == VLAI_OP_part || vlai_op_is_collective(op);
 }
 
 #endif

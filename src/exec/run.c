@@ -3,6 +3,7 @@
 #include "base/memory.h"
 #include "dist/comm.h"
 #include "exec/executor.h"
+#include "exec/shard.h"
 #include "exec/state_names.h"
 #include "exec/store.h"
 
@@ -116,11 +117,27 @@ void vlai_profile_fini(vlai_profile *profile)
     profile->rows = NULL;
 }
 
+/* A bucket of weights or gradients, by number. */
+static vla_status bind_bucket(const vla_executor *ex, const vlai_value_info *v, const vla_store *store, void **data, vla_error *err)
+{
+    vla_store_kind kind = strncmp(v->name, VLAI_STATE_WEIGHTS, 2) ? VLA_STORE_GRADIENT : VLA_STORE_WEIGHT;
+    size_t b = strtoull(v->name + 2, NULL, 10);
+    if (!store || b >= store->n_buckets || store->buckets[b].length != v->elements || vlai_bucket_dtype(store, kind, &store->buckets[b]) != v->dtype)
+        return vlai_fail(err, VLA_E_SHAPE, "bucket '%s' of the plan, %lld elements of %s, is not one of the store: it was shared out for other ranks",
+                         v->name, (long long)v->elements, vlai_graph_dtype_name(v->dtype));
+    char *arena = vlai_store_arena(store, ex, kind);
+    *data = arena ? arena + vlai_bucket_offset(store, kind, &store->buckets[b]) : NULL;
+    return *data ? VLA_OK : vlai_fail(err, VLA_E_INVALID, "bucket '%s': the store is not on the device %s", v->name, ex->backend->name);
+}
+
 /* A parameter or state value finds its tensor in the store. */
 static vla_status bind_persistent(const vla_executor *ex, const vlai_value_info *v, const vla_store *store, void **data, vla_error *err)
 {
     vla_store_kind kind = VLA_STORE_WEIGHT;
     const char *name = v->name;
+    if (v->kind == VLAI_STATE && (!strncmp(name, VLAI_STATE_WEIGHTS, 2) || !strncmp(name, VLAI_STATE_GRADIENTS, 2)))
+        return bind_bucket(ex, v, store, data, err);
+    bool slice = v->kind == VLAI_STATE && !strncmp(name, VLAI_STATE_SLICE, 2);
     if (v->kind == VLAI_STATE) {
         for (int k = 0; k < VLA_STORE_KINDS; k++)
             if (!strncmp(name, vlai_state_prefix[k], 2))
@@ -131,12 +148,13 @@ static vla_status bind_persistent(const vla_executor *ex, const vlai_value_info 
     if (index < 0)
         return vlai_fail(err, VLA_E_NOT_FOUND, "parameter '%s' of the plan is not in the store", name);
     const vlai_param *p = &store->params[index];
-    void *place = vlai_store_place(store, ex, kind, (size_t)index);
-    if (p->stored != v->elements || p->dtype[kind] != v->dtype)
+    char *place = vlai_store_place(store, ex, kind, (size_t)index);
+    int64_t kept = slice ? p->count : vlai_param_kept(p, kind);
+    if (kept != v->elements || p->dtype[kind] != v->dtype)
         return vlai_fail(err, VLA_E_SHAPE, "parameter '%s': the plan wants %lld elements of %s, the store has %lld of %s%s",
-                         v->name, (long long)v->elements, vlai_graph_dtype_name(v->dtype), (long long)p->stored,
+                         v->name, (long long)v->elements, vlai_graph_dtype_name(v->dtype), (long long)kept,
                          vla_dtype_name(p->dtype[kind]), p->dtype[kind] == VLA_DTYPE_NONE ? " and keeps no such tensor" : "");
-    *data = place;
+    *data = place && slice ? place + (size_t)p->first * vla_dtype_size(v->dtype) : place;
     return *data ? VLA_OK
                  : vlai_fail(err, VLA_E_INVALID, "parameter '%s': the store is not on the device %s", v->name, ex->backend->name);
 }

@@ -142,7 +142,7 @@ static void run_widened(const vla_run *run, const vlai_cpu_call *original)
             convert(call.pool, round_tile, call.out[i].data, original->out[i].data, call.out[i].elements);
 }
 
-static void run_node(const vla_run *run, size_t n)
+void vlai_cpu_run_node(const vla_run *run, size_t n)
 {
     vla_numerics numerics = run->plan->options.numerics;
     vlai_cpu_call *call = &((vlai_cpu_call *)run->state)[n];
@@ -163,7 +163,7 @@ static vla_status cpu_execute(vla_run *run, vla_error *err)
     const vla_graph *g = run->plan->graph;
     char why[512];
     for (size_t n = 0; n < g->n_nodes; n++) {
-        run_node(run, n);
+        vlai_cpu_run_node(run, n);
         if (vlai_op_is_collective(g->nodes[n].op) && vlai_comm_error(run->executor->comm, why, sizeof why))
             return vlai_fail(err, VLA_E_NCCL, "collective %d (%s): %s", g->nodes[n].attrs.comm.order, vlai_ops[g->nodes[n].op].name, why);
     }
@@ -190,7 +190,7 @@ static vla_status cpu_profile(vla_run *run, int repeats, vlai_profile *out, vla_
     for (int r = 0; r < repeats; r++) {
         double start = vlai_now(), before = start;
         for (size_t n = 0; n < g->n_nodes; n++) {
-            run_node(run, n);
+            vlai_cpu_run_node(run, n);
             double now = vlai_now();
             out->seconds[g->nodes[n].op] += (now - before) / repeats;
             before = now;
@@ -202,7 +202,7 @@ static vla_status cpu_profile(vla_run *run, int repeats, vlai_profile *out, vla_
         double start = vlai_now();
         for (size_t n = 0; n < g->n_nodes; n++)
             if (g->nodes[n].op == VLAI_OP_matmul)
-                run_node(run, n);
+                vlai_cpu_run_node(run, n);
         alone[r] = vlai_now() - start;
     }
     for (size_t n = 0; n < g->n_nodes; n++) {

@@ -183,7 +183,9 @@ static bool is_result(const vlai_value_info *v)
 static bool is_nothing(const vlai_cuda_call *call)
 {
     vlai_op op = call->node->op;
-    return (op == VLAI_OP_reshape || op == VLAI_OP_stop_gradient) && call->in[0].data == call->out[0].data;
+    if (op == VLAI_OP_part)
+        return (const char *)call->in[0].data + (size_t)call->node->attrs.slice.first * vla_dtype_size(call->in[0].dtype) == call->out[0].data;
+    return op == VLAI_OP_bucket || ((op == VLAI_OP_reshape || op == VLAI_OP_stop_gradient) && call->in[0].data == call->out[0].data);
 }
 
 /* Lane 0: the main work. 1: small work, by the graph. 2: gradients of weights, which nobody waits for until the update: they

@@ -277,12 +277,17 @@ void vla_store_zero_gradients(vla_store *store)
         store->executor->backend->store_zero(store->executor, store->device[VLA_STORE_GRADIENT], store->bytes[VLA_STORE_GRADIENT], NULL);
 }
 
-void *vlai_store_place(const vla_store *store, const vla_executor *ex, vla_store_kind kind, size_t index)
+void *vlai_store_arena(const vla_store *store, const vla_executor *ex, vla_store_kind kind)
 {
-    void *const *arenas = ex->backend->store_alloc ? store->device : store->arena;
     if (ex->backend->store_alloc && (!store->executor || store->executor->backend != ex->backend || store->executor->index != ex->index))
         return NULL;
-    return arenas[kind] ? (char *)arenas[kind] + store->params[index].offset[kind] : NULL;
+    return ex->backend->store_alloc ? store->device[kind] : store->arena[kind];
+}
+
+void *vlai_store_place(const vla_store *store, const vla_executor *ex, vla_store_kind kind, size_t index)
+{
+    char *arena = vlai_store_arena(store, ex, kind);
+    return arena ? arena + store->params[index].offset[kind] : NULL;
 }
 
 vla_status vla_store_attach(vla_store *store, vla_executor *ex, vla_error *err)

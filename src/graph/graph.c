@@ -43,7 +43,7 @@ static vla_value new_value(vla_graph *g, vlai_kind kind, const char *name, const
         return VLA_NONE;
     vlai_value_info *v = &g->values[g->n_values];
     *v = (vlai_value_info){.kind = kind, .dtype = shape->dtype, .rank = shape->rank, .elements = 1, .producer = -1,
-                           .layer = g->layer};
+                           .layer = g->layer, .home = VLA_NONE};
     for (int i = 0; i < shape->rank; i++) {
         v->shape[i] = shape->dim[i];
         if (shape->dim[i] < 0 || __builtin_mul_overflow(v->elements, shape->dim[i], &v->elements)) {

@@ -41,6 +41,8 @@ typedef struct vlai_value_info {
     bool frozen;      /* PARAM: not trained */
     bool touched;     /* PARAM: the reference's autograd reaches it even where its gradient is exactly zero */
     int32_t layer;    /* region for recompute: -1 none, else the builder's layer when it was made */
+    int32_t home;     /* the bucket in whose memory this temporary is made, or VLA_NONE */
+    int64_t inside;   /* elements of the bucket before it */
 } vlai_value_info;
 
 /* A chain: element-wise operations one after the other, without their results in between. Operands are named by place: 0 to
@@ -75,7 +77,7 @@ typedef union vlai_attrs {
     struct { double beta1, beta2, eps, weight_decay; uint64_t key; int group, stochastic; int64_t first; } adamw; /* optim/rounding.h; first: of a slice, in the whole tensor */
     vlai_chain chain;
     struct { double max_norm; int64_t index; } clip;      /* sum_squares: index; clip_factor: max_norm, 0 = no clip */
-    struct { int rank, world, order; } comm;              /* collectives; order: which of the plan's this is, from 0 */
+    struct { int rank, world, order, bucket; } comm;      /* collectives; order: which of the plan's this is, from 0; bucket: of the store, or -1 */
 } vlai_attrs;
 
 typedef struct vlai_node {

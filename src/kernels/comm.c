@@ -1,4 +1,4 @@
-/* Collectives on a GPU: enqueued on the call's stream by the executor's communicator. */
+/* Collectives on a GPU, enqueued on the call's stream by the executor's communicator, and the views of what they work on. */
 #include "dist/comm.h"
 #include "kernels/cuda.h"
 #include "kernels/device.h"
@@ -6,6 +6,20 @@
 static int result(vla_status status)
 {
     return status == VLA_OK ? 0 : VLAI_CUDA_COLLECTIVE;
+}
+
+int vlai_cuda_bucket(const vlai_cuda_call *call)
+{
+    (void)call;
+    return 0;
+}
+
+int vlai_cuda_part(const vlai_cuda_call *call)
+{
+    const vlai_cuda_tensor *in = &call->in[0], *out = &call->out[0];
+    size_t size = vla_dtype_size(in->dtype);
+    const char *from = (const char *)in->data + (size_t)call->node->attrs.slice.first * size;
+    return out->data && out->data != from && out->elements ? vlai_device_copy(out->data, from, (size_t)out->elements * size, call->stream) : 0;
 }
 
 int vlai_cuda_reduce_scatter(const vlai_cuda_call *call)
@@ -37,6 +51,8 @@ int vlai_cuda_all_reduce(const vlai_cuda_call *call)
         (void)g, (void)node;                                                            \
         return 0;                                                                       \
     }
+NO_WORKSPACE(bucket)
+NO_WORKSPACE(part)
 NO_WORKSPACE(reduce_scatter)
 NO_WORKSPACE(all_gather)
 NO_WORKSPACE(all_reduce)

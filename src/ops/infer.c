@@ -638,6 +638,17 @@ RULE(adamw)
     return VLA_OK;
 }
 
+RULE(bucket) { return vlai_infer_fill(g, node, out, err); }
+
+RULE(part)
+{
+    const vlai_value_info *x = operand(g, node, 0);
+    int64_t first = node->attrs.slice.first, count = node->attrs.slice.count;
+    WANT(first >= 0 && count >= 0 && first <= x->elements && count <= x->elements - first, "elements that the operand has");
+    set1(out, x->dtype, count);
+    return VLA_OK;
+}
+
 static bool is_place(const vlai_node *node)
 {
     return node->attrs.comm.world >= 1 && node->attrs.comm.rank >= 0 && node->attrs.comm.rank < node->attrs.comm.world;

@@ -454,6 +454,7 @@ static vla_status update(const vlai_parity_model *m, const vla_gradient_status *
     vla_status status = build_run(m, g, &plan, &run, err);
     if (status == VLA_OK) {
         vlai_settings_hyper(m->train, step, step, vla_run_data(run, "hyper"));
+        *(float *)vla_run_data(run, "guard") = 0;
         status = vla_run_execute(run, err);
         *norm = *(double *)vla_run_data(run, "clip");
     }

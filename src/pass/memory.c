@@ -22,14 +22,15 @@ typedef struct block {
 
 typedef struct lifetimes {
     int32_t *root, *first, *last; /* per value; first and last count for roots */
+    int64_t *inside;              /* per value: bytes of its root before it */
     block *blocks;
     size_t n_blocks;
 } lifetimes;
 
-/* The result is the operand, seen differently. */
+/* The result is the operand, or a part of it, seen differently. */
 static bool is_view(vlai_op op)
 {
-    return op == VLAI_OP_reshape || op == VLAI_OP_stop_gradient;
+    return op == VLAI_OP_reshape || op == VLAI_OP_stop_gradient || op == VLAI_OP_part;
 }
 
 /* Which operands a result may be written over when they die there (bit i: operand i). A row says that every kernel of
@@ -86,6 +87,40 @@ static void mark_results(const vla_graph *g, lifetimes *l)
             l->last[l->root[g->gradient[v]]] = end;
 }
 
+static void measure_node(const vla_graph *g, lifetimes *l, size_t n)
+{
+    const vlai_node *node = &g->nodes[n];
+    vla_value out = node->n_outputs ? node->outputs[0] : VLA_NONE;
+    if (is_view(node->op) && g->values[out].kind == VLAI_TEMP) {
+        int32_t root = l->root[node->inputs[0]];
+        if (node->op != VLAI_OP_part || in_arena(&g->values[root])) { /* else it is a copy */
+            l->root[out] = root;
+            l->inside[out] = l->inside[node->inputs[0]];
+        }
+        if (node->op == VLAI_OP_part && l->root[out] == root)
+            l->inside[out] += node->attrs.slice.first * (int64_t)vla_dtype_size(g->values[out].dtype);
+    }
+    for (int i = 0; i < node->n_inputs + node->n_outputs; i++) {
+        vla_value v = i < node->n_inputs ? node->inputs[i] : node->outputs[i - node->n_inputs];
+        if (v != VLA_NONE && l->last[l->root[v]] < (int32_t)n)
+            l->last[l->root[v]] = (int32_t)n;
+    }
+}
+
+/* A bucket that is being reduced beside other work keeps its bytes until the collective after it: whoever took them over sooner
+ * would wait for the ranks. */
+static void hold_buckets(const vla_graph *g, lifetimes *l)
+{
+    int32_t held = -1;
+    for (size_t n = 0; n < g->n_nodes; n++) {
+        if (!vlai_op_is_collective(g->nodes[n].op))
+            continue;
+        if (held >= 0 && l->last[held] < (int32_t)n)
+            l->last[held] = (int32_t)n;
+        held = g->nodes[n].op == VLAI_OP_reduce_scatter ? l->root[g->nodes[n].inputs[0]] : -1;
+    }
+}
+
 /* The value whose bytes `v` shares. */
 static int32_t root_of(const lifetimes *l, vla_value v)
 {
@@ -99,17 +134,14 @@ static int32_t root_of(const lifetimes *l, vla_value v)
 static void measure(const vla_graph *g, lifetimes *l)
 {
     for (size_t v = 0; v < g->n_values; v++) {
-        l->root[v] = (int32_t)v;
-        l->first[v] = l->last[v] = g->values[v].kind == VLAI_TEMP ? g->values[v].producer : -1;
+        const vlai_value_info *info = &g->values[v];
+        l->root[v] = info->home == VLA_NONE ? (int32_t)v : info->home;
+        l->inside[v] = info->home == VLA_NONE ? 0 : info->inside * (int64_t)vla_dtype_size(info->dtype);
+        l->first[v] = l->last[v] = info->kind == VLAI_TEMP ? info->producer : -1;
     }
-    for (size_t n = 0; n < g->n_nodes; n++) {
-        const vlai_node *node = &g->nodes[n];
-        if (is_view(node->op) && g->values[node->outputs[0]].kind == VLAI_TEMP)
-            l->root[node->outputs[0]] = root_of(l, node->inputs[0]);
-        for (int i = 0; i < node->n_inputs; i++)
-            if (node->inputs[i] != VLA_NONE)
-                l->last[l->root[node->inputs[i]]] = (int32_t)n;
-    }
+    for (size_t n = 0; n < g->n_nodes; n++)
+        measure_node(g, l, n);
+    hold_buckets(g, l);
     mark_results(g, l);
 }
 
@@ -128,7 +160,7 @@ static vla_value dying_operand(const vla_graph *g, const lifetimes *l, size_t n)
 {
     const vlai_node *node = &g->nodes[n];
     uint32_t candidates = overwrites(node);
-    if (!candidates || g->values[node->outputs[0]].kind != VLAI_TEMP)
+    if (!candidates || g->values[node->outputs[0]].kind != VLAI_TEMP || g->values[node->outputs[0]].home != VLA_NONE)
         return VLA_NONE;
     for (int i = 0; i < node->n_inputs; i++) {
         vla_value v = candidates >> i & 1 ? node->inputs[i] : VLA_NONE;
@@ -160,8 +192,8 @@ static vla_status lifetimes_init(const vla_graph *g, bool in_place, lifetimes *l
 {
     size_t n = g->n_values + 1;
     *l = (lifetimes){.root = vlai_array(n, sizeof(int32_t)), .first = vlai_array(n, sizeof(int32_t)),
-                     .last = vlai_array(n, sizeof(int32_t)), .blocks = vlai_array(n, sizeof(block))};
-    if (!l->root || !l->first || !l->last || !l->blocks)
+                     .last = vlai_array(n, sizeof(int32_t)), .inside = vlai_array(n, sizeof(int64_t)), .blocks = vlai_array(n, sizeof(block))};
+    if (!l->root || !l->first || !l->last || !l->inside || !l->blocks)
         return vlai_nomem(err, n * sizeof(block));
     measure(g, l);
     if (in_place)
@@ -199,6 +231,7 @@ static void lifetimes_fini(lifetimes *l)
     vlai_free(l->root);
     vlai_free(l->first);
     vlai_free(l->last);
+    vlai_free(l->inside);
     vlai_free(l->blocks);
 }
 
@@ -407,7 +440,8 @@ vla_status vlai_pass_memory(const vla_graph *g, vla_memory_layout layout, vlai_m
                                                 : layout_free_lists(g, &l, (int64_t)out->input_bytes, out, err), done);
     for (size_t v = 0; v < g->n_values; v++) {
         out->root[v] = l.root[v];
-        out->offset[v] = out->offset[l.root[v]];
+        if (l.root[v] != (int32_t)v)
+            out->offset[v] = out->offset[l.root[v]] < 0 ? -1 : out->offset[l.root[v]] + l.inside[v];
     }
     status = vlai_memory_verify(g, out, err);
 done:
@@ -440,6 +474,34 @@ static bool may_overwrite(const vla_graph *g, const lifetimes *views, int32_t n,
     return overwrites(&g->nodes[n]) && allows(views, &g->nodes[n], a);
 }
 
+/* Values placed inside a bucket: inside its bytes, apart from each other, made after it and before the first that reads it. */
+static vla_status verify_homes(const vla_graph *g, const lifetimes *views, vla_error *err)
+{
+    for (size_t v = 0; v < g->n_values; v++) {
+        const vlai_value_info *info = &g->values[v];
+        if (info->home == VLA_NONE)
+            continue;
+        const vlai_value_info *home = &g->values[info->home];
+        int64_t first = views->inside[v], end = first + bytes_of(info);
+        if (info->kind != VLAI_TEMP || info->producer <= home->producer || home->producer < 0 || g->nodes[home->producer].op != VLAI_OP_bucket || first < 0 ||
+            end > bytes_of(home))
+            return vlai_fail(err, VLA_E_INTERNAL, "after memory: %%%zu does not fit into %%%d, its bucket", v, (int)info->home);
+        for (size_t w = 0; w < v; w++)
+            if (g->values[w].home == info->home && views->inside[w] < end && first < views->inside[w] + bytes_of(&g->values[w]))
+                return vlai_fail(err, VLA_E_INTERNAL, "after memory: %%%zu and %%%zu overlap in their bucket %%%d", w, v, (int)info->home);
+    }
+    for (size_t n = 0; n < g->n_nodes; n++) /* who reads a bucket reads all of its members */
+        for (int i = 0; i < g->nodes[n].n_outputs; i++) {
+            vla_value home = g->values[g->nodes[n].outputs[i]].home;
+            for (size_t m = home == VLA_NONE ? n : (size_t)g->values[home].producer; m < n; m++)
+                for (int k = 0; k < g->nodes[m].n_inputs; k++)
+                    if (g->nodes[m].inputs[k] == home)
+                        return vlai_fail(err, VLA_E_INTERNAL, "after memory: node %zu reads %%%d before node %zu has made its part %%%d", m, (int)home, n,
+                                         (int)g->nodes[n].outputs[i]);
+        }
+    return VLA_OK;
+}
+
 /* A sweep over the nodes with the set of values alive. It knows views but nothing of how the layout was found. */
 vla_status vlai_memory_verify(const vla_graph *g, const vlai_memory *m, vla_error *err)
 {
@@ -452,12 +514,13 @@ vla_status vlai_memory_verify(const vla_graph *g, const vlai_memory *m, vla_erro
         goto done;
     }
     VLA_TRY_GOTO(lifetimes_init(g, false, &views, err), done);
+    VLA_TRY_GOTO(verify_homes(g, &views, err), done);
     for (size_t v = 0; v < g->n_values; v++) {
         const vlai_value_info *info = &g->values[v];
         int64_t offset = m->offset[v];
         bool placed = in_arena(&g->values[views.root[v]]) && in_arena(info);
         if (placed != (offset >= 0) || (placed && (offset % ALIGN || (size_t)(offset + bytes_of(info)) > m->arena_bytes)) ||
-            m->offset[views.root[v]] != offset || m->root[views.root[v]] != m->root[v]) {
+            (placed && m->offset[views.root[v]] + views.inside[v] != offset) || m->root[views.root[v]] != m->root[v]) {
             status = vlai_fail(err, VLA_E_INTERNAL, "after memory: %%%zu has offset %lld in an arena of %zu bytes", v,
                                (long long)offset, m->arena_bytes);
             goto done;

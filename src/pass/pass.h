@@ -8,6 +8,7 @@
  *   vlai_pass_recompute  recompute.c  forward values are made again in the backward pass instead of kept
  *   vlai_pass_fuse       fuse.c       (pass/fuse.h) nodes are joined into fused operations
  *   vlai_pass_chain      chain.c      element-wise operations that feed each other become one
+ *   vlai_pass_communicate communicate.c (pass/communicate.h) updates of one rank of several: buckets, collectives, slices
  *   vlai_pass_memory     memory.c     offsets in one arena, by lifetime */
 #ifndef VLAI_PASS_H
 #define VLAI_PASS_H
@@ -35,8 +36,9 @@ vla_status vlai_pass_chain(vla_graph *g, const vla_plan_options *options, size_t
 /* Where each value lives. */
 typedef struct vlai_memory {
     int64_t *offset;      /* per value: byte offset in the arena, 256-byte aligned; -1: not in the arena (persistent or
-                             never made). A reshape or stop_gradient result shares its operand's bytes. */
-    int32_t *root;        /* per value: the value whose bytes it shares; itself for most */
+                             never made). A reshape, stop_gradient or part of an operand has its bytes, a value with a
+                             home those of the bucket. */
+    int32_t *root;        /* per value: the value in whose bytes it lies; itself for most */
     size_t n_values;
     size_t arena_bytes;
     size_t input_bytes;   /* inputs stand side by side in [0, input_bytes) */

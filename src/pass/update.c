@@ -1,6 +1,6 @@
 /* Gradients into the store, and the graph that clips and steps. State values are found by name: "KIND:PARAMETER". */
 #include "base/fail.h"
-#include "exec/store.h"
+#include "exec/shard.h"
 #include "exec/state_names.h"
 #include "graph/graph.h"
 #include "ops/op.h"
@@ -36,6 +36,13 @@ static bool can_move(const vla_graph *g, vla_value v)
     return true;
 }
 
+/* A gradient that is exactly zero and not in the graph. Ranks of several hold one all the same: another rank's batch may have
+ * more to say about the parameter, and all must reduce the same buckets. */
+static vla_value zero_gradient(vla_graph *g, const vlai_param *p)
+{
+    return vla_fill(g, p->symbolic, 1, &p->stored, 0);
+}
+
 vla_status vla_graph_store_gradients(vla_graph *g, const vla_store *store, int accumulate, vla_gradient_status *status,
                                      vla_error *err)
 {
@@ -50,6 +57,12 @@ vla_status vla_graph_store_gradients(vla_graph *g, const vla_store *store, int a
             return vlai_fail(err, VLA_E_NOT_FOUND, "parameter '%s' of the graph is not in the store", g->values[v].name);
         const vlai_param *p = &store->params[index];
         vla_value dw = g->gradient[v];
+        if (dw == VLA_NONE && g->values[v].touched && vlai_store_is_sharded(store)) {
+            status[index] = VLA_GRADIENT_SOME;
+            if (accumulate)
+                continue;
+            dw = zero_gradient(g, p);
+        }
         if (dw == VLA_NONE) {
             if (g->values[v].touched && status[index] == VLA_GRADIENT_NONE)
                 status[index] = VLA_GRADIENT_ZERO;
@@ -143,6 +156,9 @@ vla_status vla_graph_step(vla_graph *g, const vla_store *store, vla_gradient_sta
             status[index] = VLA_GRADIENT_SOME;
             gradient[index] = vla_reshape(g, g->gradient[v], 1, &store->params[index].stored);
             g->gradient[v] = VLA_NONE; /* used up here: it need not outlive the step */
+        } else if (g->values[v].touched && vlai_store_is_sharded(store)) {
+            status[index] = VLA_GRADIENT_SOME;
+            gradient[index] = zero_gradient(g, &store->params[index]);
         } else if (g->values[v].touched && status[index] == VLA_GRADIENT_NONE) {
             status[index] = VLA_GRADIENT_ZERO;
         }
@@ -175,7 +191,7 @@ vla_status vla_graph_adamw(const vla_store *store, const vla_gradient_status *st
         for (size_t i = 0; i < store->count; i++)
             if (status[i] == VLA_GRADIENT_SOME)
                 gradient[i] = state_value(g, &store->params[i], VLA_STORE_GRADIENT);
-        add_update(g, store, status, gradient, VLA_NONE, options);
+        add_update(g, store, status, gradient, vla_graph_input(g, "guard", VLA_F32, 1, (int64_t[]){1}), options);
         vlai_free(gradient);
         result = vla_graph_check(g, err);
     }

@@ -5,7 +5,7 @@
 #include "base/memory.h"
 #include "base/text.h"
 #include "exec/executor.h"
-#include "exec/store.h"
+#include "exec/shard.h"
 #include "pass/pass.h"
 #include "train/device.h"
 
@@ -30,6 +30,11 @@ struct vlai_plans {
     vla_plan_memory largest;
     vla_recompute recompute; /* of the newest plan of a batch */
     bool told;
+    /* Several ranks: what the first plan of a step says for all that follow. */
+    vlai_comm_order order;         /* of collectives */
+    vla_gradient_status *stepped;  /* per parameter; NULL before it */
+    vla_plan *gather;              /* weights alone */
+    vla_run *gather_run;
 };
 
 enum { UPDATES = 8 /* combinations of parameters with gradients; one run has one or two */ };
@@ -43,6 +48,7 @@ vla_status vlai_plans_create(const vla_model *model, vla_store *store, vla_execu
         return vlai_nomem(err, sizeof *p);
     *p = (vlai_plans){.model = *model, .store = store, .executor = executor, .options = *options,
                       .recompute = options->plan.recompute};
+    p->options.plan.store = store;
     if (p->options.most < 2)
         p->options.most = 2;
     p->buckets = vlai_calloc((size_t)p->options.most, sizeof *p->buckets);
@@ -80,6 +86,10 @@ void vlai_plans_destroy(vlai_plans *p)
         drop_bucket(&p->buckets[i]);
     for (size_t i = 0; i < p->update_count; i++)
         drop_update(&p->updates[i]);
+    vla_run_destroy(p->gather_run);
+    vla_plan_destroy(p->gather);
+    vlai_comm_order_fini(&p->order);
+    vlai_free(p->stepped);
     vlai_free(p->buckets);
     vlai_free(p->updates);
     vlai_free(p);
@@ -114,10 +124,68 @@ static vla_status bind(vlai_plans *p, const vla_plan *plan, vla_run **run, vla_e
         for (size_t i = 0; i < p->update_count; i++)
             if (p->updates[i].run)
                 VLA_TRY(rebind(p, p->updates[i].plan, &p->updates[i].run, err));
+        if (p->gather_run)
+            VLA_TRY(rebind(p, p->gather, &p->gather_run, err));
     }
     raise_memory(p, plan);
     return vla_run_create(p->executor, plan, p->store, run, err);
 }
+
+/* ---- several ranks ---- */
+
+/* Which parameters are stepped, and in which order buckets go, is the same for every batch and rank: else they would wait for
+ * each other for ever. */
+static vla_status note_step(vlai_plans *p, const vla_gradient_status *status, const vla_plan *plan, vla_error *err)
+{
+    size_t count = vla_store_count(p->store);
+    if (!vlai_store_is_sharded(p->store))
+        return VLA_OK;
+    for (size_t i = 0; p->stepped && i < count; i++)
+        if ((p->stepped[i] == VLA_GRADIENT_NONE) != (status[i] == VLA_GRADIENT_NONE))
+            return vlai_fail(err, VLA_E_INTERNAL, "parameter '%s' is stepped by some plans of this run and not by others, on rank %d of %d",
+                             p->store->params[i].name, p->store->rank, p->store->world);
+    if (!p->stepped) {
+        p->stepped = vlai_array(count + 1, sizeof *p->stepped);
+        if (!p->stepped)
+            return vlai_nomem(err, count * sizeof *p->stepped);
+        memcpy(p->stepped, status, count * sizeof *status);
+    }
+    if (p->options.plan.order || plan->order.n_gather + plan->order.n_reduce == 0)
+        return VLA_OK;
+    VLA_TRY(vlai_comm_order_copy(&plan->order, &p->order, err));
+    p->options.plan.order = &p->order;
+    return VLA_OK;
+}
+
+vla_status vlai_plans_gather(vlai_plans *p, vla_error *err)
+{
+    if (!p->options.plan.overlap || !p->options.whole_step || p->order.n_gather == 0)
+        return VLA_OK; /* every step ends with whole weights, or none was made */
+    if (!p->gather_run) {
+        vla_graph *graph;
+        vla_plan_destroy(p->gather);
+        p->gather = NULL;
+        VLA_TRY(vlai_graph_gather(p->store, &p->order, &graph, err));
+        VLA_TRY(vla_plan_build(graph, &p->options.plan, &p->gather, err));
+        VLA_TRY(bind(p, p->gather, &p->gather_run, err));
+    }
+    return vla_run_execute(p->gather_run, err);
+}
+
+vla_status vlai_plans_order(const vlai_plans *p, vlai_text *out, vla_error *err)
+{
+    const vla_store *s = p->store;
+    for (size_t i = 0; p->stepped && i < vla_store_count(s); i++)
+        if (p->stepped[i] != VLA_GRADIENT_NONE)
+            vlai_text_printf(out, "step %s\n", s->params[i].name);
+    for (size_t i = 0; i < p->order.n_gather; i++)
+        vlai_text_printf(out, "gather %d: %lld weights\n", (int)p->order.gather[i], (long long)s->buckets[p->order.gather[i]].length);
+    for (size_t i = 0; i < p->order.n_reduce; i++)
+        vlai_text_printf(out, "reduce %d: %lld gradients\n", (int)p->order.reduce[i], (long long)s->buckets[p->order.reduce[i]].length);
+    return vlai_text_status(out, err);
+}
+
+/* ---- plans of batches ---- */
 
 /* The graph of a shape with its backward pass, as the options want it. */
 static vla_status make_graph(vlai_plans *p, vlai_bucket *b, vla_graph **graph, vla_error *err)
@@ -155,10 +223,12 @@ static vla_status make_plan(vlai_plans *p, vlai_bucket *b, vla_recompute recompu
         vla_graph_destroy(graph);
         return status;
     }
-    return vla_plan_build(graph, &options, &b->plan, err); /* takes the graph, also when it fails */
+    VLA_TRY(vla_plan_build(graph, &options, &b->plan, err)); /* takes the graph, also when it fails */
+    return b->training ? note_step(p, b->status, b->plan, err) : VLA_OK;
 }
 
-/* With room to spare, less is made again; *need becomes what that takes. */
+/* With room to spare, less is made again; *need becomes what that takes. Ranks leave it free: sharing state out is what makes
+ * room on them. */
 static vla_status keep_more(vlai_plans *p, vlai_bucket *b, size_t room, size_t held, size_t *need, vla_error *err)
 {
     size_t keep = vlai_device_keep(p->options.plan.numerics, room, *need, vlai_plan_needs(p->executor, b->plan).arena);
@@ -193,7 +263,7 @@ static vla_status make_fitting_plan(vlai_plans *p, vlai_bucket *b, vla_error *er
         vla_plan_destroy(b->plan);
         b->plan = NULL;
     }
-    if (mode == VLA_RECOMPUTE_CHEAP && vlai_device_keep(p->options.plan.numerics, room, need, own.arena)) {
+    if (mode == VLA_RECOMPUTE_CHEAP && !vlai_store_is_sharded(p->store) && vlai_device_keep(p->options.plan.numerics, room, need, own.arena)) {
         VLA_TRY(keep_more(p, b, room, held, &need, err));
         vlai_text_printf(&line, " and %.3f GB with what it has room to keep", 1e-9 * (double)need);
     }
@@ -312,6 +382,8 @@ vla_status vlai_plans_update(vlai_plans *p, const vla_gradient_status *wanted, v
     }
     if (status == VLA_OK)
         status = vla_plan_build(graph, &p->options.plan, &u->plan, err);
+    if (status == VLA_OK)
+        status = note_step(p, wanted, u->plan, err);
     if (status == VLA_OK)
         status = bind(p, u->plan, &u->run, err);
     if (status != VLA_OK) {

@@ -14,6 +14,7 @@
 #ifndef VLAI_BUCKET_H
 #define VLAI_BUCKET_H
 
+#include "base/text.h"
 #include "vla/trainer.h"
 
 #include <stdbool.h>
@@ -30,7 +31,7 @@ typedef struct vlai_bucket {
 } vlai_bucket;
 
 typedef struct vlai_plans_options {
-    vla_plan_options plan;
+    vla_plan_options plan; /* its store and order are set here */
     int64_t accumulation;
     int world;       /* ranks that share a step */
     bool whole_step; /* the plans clip and step; accumulation is 1 */
@@ -51,6 +52,12 @@ vla_status vlai_plans_get(vlai_plans *plans, const void *shape, bool training, v
 bool vlai_plans_has(const vlai_plans *plans, const void *shape, bool training);
 /* The run that steps, for gradients of this status. */
 vla_status vlai_plans_update(vlai_plans *plans, const vla_gradient_status *status, vla_run **out, vla_error *err);
+/* Weights whole on every rank, where a step leaves each its own shard's alone (plan.overlap and whole_step, several ranks):
+ * before a save, a validation, and at the end, by all ranks. Nothing otherwise. Waits until it is done. */
+vla_status vlai_plans_gather(vlai_plans *plans, vla_error *err);
+/* What must be the same on every rank, one line each: parameters that are stepped, buckets in the order of their collectives. Known
+ * once the first plan of a step is made (and, with an update of its own, that of vlai_plans_update). */
+vla_status vlai_plans_order(const vlai_plans *plans, vlai_text *out, vla_error *err);
 /* The largest of each kind over the plans made so far. */
 vla_plan_memory vlai_plans_memory(const vlai_plans *plans);
 size_t vlai_plans_count(const vlai_plans *plans);

@@ -288,23 +288,16 @@ static void take_clip(vla_trainer *t, vlai_flight *f, const double *clip)
     f->finite = applied;
 }
 
-/* Clip and AdamW as a plan of their own; nothing is stepped when a loss or a gradient is not finite. Of several ranks all run it,
- * since it has collectives: the guard of the one whose loss is not finite stops the step on all. */
+/* Clip and AdamW as a plan of their own; nothing is stepped when a loss or a gradient is not finite, on any rank: all run it. */
 static vla_status update(vla_trainer *t, vlai_flight *f, vla_error *err)
 {
     vla_run *run;
-    if (!f->finite && !t->group) {
-        f->record.grad_norm = NAN;
-        return VLA_OK;
-    }
     VLA_TRY(vlai_plans_update(t->plans, t->status, &run, err));
     double *hyper = vla_run_data(run, "hyper");
     if (!hyper)
         return VLA_OK; /* no parameter has a gradient */
     set_hyper(t, &t->progress, hyper);
-    float *guard = vla_run_data(run, "guard");
-    if (guard)
-        *guard = f->finite ? 0 : NAN;
+    set_scalar(vla_run_tensor(run, "guard"), f->finite ? 0 : NAN);
     VLA_TRY(vlai_ranks_agree_plan(t, run->plan, t->status, err));
     VLA_TRY(vla_run_submit(run, err));
     double stall = t->stall;

@@ -104,6 +104,7 @@ static vla_status step_execute(step *s, int64_t number, vla_error *err)
 {
     VLA_TRY(vla_run_execute(s->run, err));
     vlai_settings_hyper(model.train, number, number, vla_run_data(s->update, "hyper"));
+    *(float *)vla_run_data(s->update, "guard") = 0;
     return vla_run_execute(s->update, err);
 }
 

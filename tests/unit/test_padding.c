@@ -107,6 +107,7 @@ static void step(training *t, int number)
     double *hyper = vla_run_data(t->runs[1], "hyper");
     vla_hyper_fill(&adamw, 7, number, hyper);
     hyper[VLA_HYPER_RATES] = 0.01;
+    *(float *)vla_run_data(t->runs[1], "guard") = 0;
     assert_ok(vla_run_execute(t->runs[1], &err), err);
     t->norm = *(double *)vla_run_data(t->runs[1], "clip");
 }

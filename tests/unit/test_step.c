@@ -72,6 +72,9 @@ static void set_hyper(vla_run *run, int step)
     double *hyper = vla_run_data(run, "hyper");
     vla_hyper_fill(&adamw, 7, step, hyper);
     hyper[VLA_HYPER_RATES] = 0.01;
+    float *guard = vla_run_data(run, "guard"); /* of an update alone */
+    if (guard)
+        *guard = 0;
 }
 
 static void assert_same_bits(const vla_store *a, const vla_store *b, vla_store_kind kind)
