@@ -172,19 +172,6 @@ vla_status vlai_plans_gather(vlai_plans *p, vla_error *err)
     return vla_run_execute(p->gather_run, err);
 }
 
-vla_status vlai_plans_order(const vlai_plans *p, vlai_text *out, vla_error *err)
-{
-    const vla_store *s = p->store;
-    for (size_t i = 0; p->stepped && i < vla_store_count(s); i++)
-        if (p->stepped[i] != VLA_GRADIENT_NONE)
-            vlai_text_printf(out, "step %s\n", s->params[i].name);
-    for (size_t i = 0; i < p->order.n_gather; i++)
-        vlai_text_printf(out, "gather %d: %lld weights\n", (int)p->order.gather[i], (long long)s->buckets[p->order.gather[i]].length);
-    for (size_t i = 0; i < p->order.n_reduce; i++)
-        vlai_text_printf(out, "reduce %d: %lld gradients\n", (int)p->order.reduce[i], (long long)s->buckets[p->order.reduce[i]].length);
-    return vlai_text_status(out, err);
-}
-
 /* ---- plans of batches ---- */
 
 /* The graph of a shape with its backward pass, as the options want it. */

@@ -14,7 +14,6 @@
 #ifndef VLAI_BUCKET_H
 #define VLAI_BUCKET_H
 
-#include "base/text.h"
 #include "vla/trainer.h"
 
 #include <stdbool.h>
@@ -55,9 +54,6 @@ vla_status vlai_plans_update(vlai_plans *plans, const vla_gradient_status *statu
 /* Weights whole on every rank, where a step leaves each its own shard's alone (plan.overlap and whole_step, several ranks):
  * before a save, a validation, and at the end, by all ranks. Nothing otherwise. Waits until it is done. */
 vla_status vlai_plans_gather(vlai_plans *plans, vla_error *err);
-/* What must be the same on every rank, one line each: parameters that are stepped, buckets in the order of their collectives. Known
- * once the first plan of a step is made (and, with an update of its own, that of vlai_plans_update). */
-vla_status vlai_plans_order(const vlai_plans *plans, vlai_text *out, vla_error *err);
 /* The largest of each kind over the plans made so far. */
 vla_plan_memory vlai_plans_memory(const vlai_plans *plans);
 size_t vlai_plans_count(const vlai_plans *plans);

@@ -179,7 +179,7 @@ vla_status vlai_ranks_agree_plan(vla_trainer *t, const vla_plan *plan, const vla
         if (!vlai_op_is_collective(node->op))
             continue;
         const vlai_value_info *x = &g->values[node->inputs[0]];
-        vlai_text_printf(&text, "collective %d: %s of %lld x %s\n", node->attrs.comm.order, vlai_ops[node->op].name, (long long)x->elements,
+        vlai_text_printf(&text, "collective %d: %s of bucket %d, %lld x %s\n", node->attrs.comm.order, vlai_ops[node->op].name, node->attrs.comm.bucket, (long long)x->elements,
                          vla_dtype_name(x->dtype));
     }
     for (size_t i = 0; i < vla_store_count(t->store); i++)

@@ -221,6 +221,8 @@ static vla_status make_machinery(vla_trainer *t, vla_error *err)
     p.plan.visual_layers = o->visual_layers;
     p.plan.fast_attention = o->fast_attention;
     p.plan.fast = o->fast;
+    p.plan.overlap = o->overlap;
+    p.plan.gradient_dtype = o->gradient_dtype;
     p.automatic = o->recompute_auto != 0;
     p.limit = o->memory_limit;
     p.adamw.groups = o->group_count;
@@ -437,9 +439,7 @@ vla_status vla_trainer_step(vla_trainer *t, vla_record *r, vla_error *err)
  * them itself. */
 static vla_status gather_weights(vla_trainer *t, vla_error *err)
 {
-    (void)t;
-    (void)err;
-    return VLA_OK;
+    return vlai_plans_gather(t->plans, err);
 }
 
 static vla_status validate_batch(vla_trainer *t, void *const *slots, int64_t count, vlai_micro *out, vla_error *err)
