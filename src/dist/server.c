@@ -1,0 +1,1019 @@
+#include "dist/server.h"
+
+#include "base/fail.h"
+#include "base/log.h"
+#include "base/memory.h"
+#include "base/time.h"
+#include "dist/group.h"
+#include "dist/keys.h"
+#include "dist/protocol.h"
+#include "dist/wire.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { STRANGERS = 128, LISTED = 384, WARNINGS = 20, TICK_MS = 100, PART_KEPT = 64 << 10, LINE = 120 };
+
+typedef enum { ABSENT, HERE, LEFT } member_state;
+
+typedef struct member {
+    member_state state;
+    vlai_wire wire;          /* fd -1: none, or closed */
+    char host[VLAI_RANKS_TEXT];
+    unsigned pid;
+    char phase[VLAI_GROUP_PHASE + 1];
+    int64_t step;
+    uint32_t moves;          /* calls of vlai_group_progress; 0: not watched */
+    double moved;            /* when the last was, or the last wait ended */
+    double heard;            /* when bytes came last */
+    uint64_t received;
+    int waiting;             /* its calls that wait for others */
+} member;
+
+typedef struct stranger {
+    vlai_wire wire;
+    double since;
+    bool closing; /* refused: closed once its answer is out, or by the time limit of a hello */
+    char peer[64];
+} stranger;
+
+typedef struct part {
+    uint8_t *data;
+    size_t size, capacity;
+    uint32_t id; /* of the asking frame */
+    bool here;
+} part;
+
+/* A collective under way. Slot = sequence number modulo SLOTS. */
+typedef struct slot {
+    bool used;
+    uint32_t kind, size;
+    char what[VLAI_GROUP_KEY + 1];
+    double deadline, limit_s;
+    int opener, arrived;
+    part *parts; /* [world] */
+} slot;
+
+struct vlai_server {
+    vlai_ranks ranks;
+    double timeout_s, silence_s;
+    char version[64];
+    int listener;
+    member *members;     /* [world] */
+    int here, left;      /* members that ever came; that have left */
+    bool met;
+    stranger *strangers; /* [STRANGERS], fd -1 where free */
+    struct pollfd *polled;
+    vlai_keys keys;
+    slot slots[SLOTS];
+    uint32_t first; /* the oldest collective that is not complete */
+    double started, looped, told_missing;
+    double left_at;     /* when rank 0 left */
+    double deaf_until;  /* no connection can be accepted: no descriptors */
+    double pulsed;
+    int warnings;
+    uint32_t pulsed_moves;
+    vla_error failure;   /* held back until it settles; status OK: none */
+    int failed_rank;
+    double failure_at;
+    vla_error verdict;   /* what the run ended of; status OK: it has not */
+    int culprit;
+    bool own_told;
+    double verdict_at;   /* 0: none, and the server is not ending either */
+    pthread_t thread;
+    bool threaded;
+};
+
+/* --- sentences --- */
+
+/* "rank 3", "ranks 1, 3-7 and 9" of the ranks for which `listed` holds; cut when there are very many. */
+static void list_ranks(const vlai_server *s, bool (*listed)(const vlai_server *s, int rank, const void *arg), const void *arg, char out[LISTED])
+{
+    char runs[LISTED - 64] = "", last[32] = "";
+    int count = 0;
+    for (int r = 0; r < s->ranks.world; r++) {
+        if (!listed(s, r, arg))
+            continue;
+        int end = r;
+        while (end + 1 < s->ranks.world && listed(s, end + 1, arg))
+            end++;
+        if (end == r + 1) /* two are named one by one */
+            end = r;
+        count += end - r + 1;
+        size_t n = strlen(runs);
+        if (n + 2 * sizeof last > sizeof runs) {
+            snprintf(last, sizeof last, "others");
+            break;
+        }
+        if (*last)
+            snprintf(runs + n, sizeof runs - n, "%s%s", n ? ", " : "", last);
+        if (end == r)
+            snprintf(last, sizeof last, "%d", r);
+        else
+            snprintf(last, sizeof last, "%d-%d", r, end);
+        r = end;
+    }
+    snprintf(out, LISTED, "%s %s%s%s", count == 1 ? "rank" : "ranks", runs, *runs ? " and " : "", last);
+}
+
+static bool is_missing(const vlai_server *s, int rank, const void *arg)
+{
+    (void)arg;
+    return s->members[rank].state == ABSENT;
+}
+
+static bool is_awaited(const vlai_server *s, int rank, const void *arg)
+{
+    (void)s;
+    return !((const slot *)arg)->parts[rank].here;
+}
+
+static bool is_staying(const vlai_server *s, int rank, const void *arg)
+{
+    (void)arg;
+    return s->members[rank].state == HERE;
+}
+
+static const char *where(const vlai_server *s, const member *m, char out[96])
+{
+    if (!s->met)
+        snprintf(out, 96, "while the ranks met");
+    else if (!*m->phase)
+        snprintf(out, 96, "in start-up");
+    else if (m->step < 0)
+        snprintf(out, 96, "in phase %s", m->phase);
+    else
+        snprintf(out, 96, "in phase %s, step %lld", m->phase, (long long)m->step);
+    return out;
+}
+
+static const char lost_hint[] = "that rank's own messages say more; the run goes on from its last checkpoint when it is started again";
+static const char differ_hint[] = "every rank must be given the same program, configuration and data";
+static const char late_hint[] =
+    "look at what the missing ranks print; VLA_DIST_TIMEOUT or dist.timeout_s sets the limit, in seconds";
+
+static void warn(vlai_server *s, const char *peer, const char *why)
+{
+    if (s->warnings++ < WARNINGS)
+        vlai_warn("port %d: a connection from %s was dropped: %s%s", s->ranks.port, peer, why,
+                  s->warnings == WARNINGS ? " (further ones are dropped without a word)" : "");
+}
+
+/* --- ending --- */
+
+static void put_error(vlai_head *head, const vla_error *e)
+{
+    vlai_head_text(head, e->message);
+    vlai_head_text(head, e->hint);
+}
+
+static void tell_abort(vlai_server *s, member *m)
+{
+    vlai_head head = {.size = 0};
+    vlai_head_u32(&head, s->verdict.status);
+    vlai_head_u32(&head, (uint32_t)s->culprit);
+    put_error(&head, &s->verdict);
+    if (!vlai_wire_put(&m->wire, FRAME_ABORT, 0, &head, NULL, 0))
+        vlai_wire_fini(&m->wire); /* no memory for it: a connection that closes says the most important */
+    else
+        vlai_wire_flush(&m->wire);
+}
+
+/* The run ends with s->verdict, which the caller has set. This process hears of it last: it may end at once. */
+static void end_run(vlai_server *s, int culprit)
+{
+    s->culprit = culprit;
+    s->verdict_at = vlai_now();
+    for (int r = 1; r < s->ranks.world; r++)
+        if (s->members[r].wire.fd >= 0)
+            tell_abort(s, &s->members[r]);
+}
+
+static void lose(vlai_server *s, int rank, const char *why)
+{
+    if (s->verdict_at)
+        return;
+    char place[96];
+    vlai_fail_hint(&s->verdict, VLA_E_LOST, lost_hint, "rank %d (host %s) was lost %s: %s", rank, s->members[rank].host,
+                   where(s, &s->members[rank], place), why);
+    end_run(s, rank);
+}
+
+static void no_memory(vlai_server *s)
+{
+    if (s->verdict_at)
+        return;
+    vlai_fail(&s->verdict, VLA_E_LOST, "rank 0 (host %s) ran out of host memory for messages between ranks", s->members[0].host);
+    end_run(s, 0);
+}
+
+/* --- answers --- */
+
+static void answer_error(vlai_server *s, int rank, uint32_t id, const vla_error *e)
+{
+    member *m = &s->members[rank];
+    vlai_head head = {.size = 0};
+    vlai_head_u32(&head, e->status);
+    put_error(&head, e);
+    if (m->wire.fd >= 0 && !vlai_wire_put(&m->wire, FRAME_RESULT, id, &head, NULL, 0))
+        no_memory(s);
+}
+
+/* `data` may be NULL with a size: the caller appends that much. False when nothing may follow. */
+static bool answer(vlai_server *s, int rank, uint32_t id, const void *data, size_t size)
+{
+    member *m = &s->members[rank];
+    uint8_t ok[4] = {0};
+    if (m->wire.fd < 0)
+        return false;
+    if (vlai_wire_start(&m->wire, FRAME_RESULT, id, sizeof ok + size) && vlai_wire_append(&m->wire, ok, sizeof ok) &&
+        (!data || vlai_wire_append(&m->wire, data, size)))
+        return true;
+    no_memory(s);
+    return false;
+}
+
+static void stop_waiting(member *m, double now)
+{
+    m->waiting--;
+    m->moved = now;
+}
+
+/* --- meeting --- */
+
+static void pulse(vlai_server *s, int rank, const char *missing)
+{
+    member *m = &s->members[rank];
+    vlai_head head = {.size = 0};
+    vlai_head_text(&head, s->members[0].phase);
+    vlai_head_i64(&head, s->members[0].step);
+    vlai_head_text(&head, missing);
+    if (!vlai_wire_put(&m->wire, FRAME_PULSE, 0, &head, NULL, 0))
+        no_memory(s);
+}
+
+static void welcome(vlai_server *s)
+{
+    s->met = true;
+    size_t bytes = 4;
+    for (int r = 0; r < s->ranks.world; r++)
+        bytes += 4 + strlen(s->members[r].host);
+    for (int r = 0; r < s->ranks.world && !s->verdict_at; r++) {
+        vlai_wire *w = &s->members[r].wire;
+        vlai_head count = {.size = 0};
+        vlai_head_u32(&count, (uint32_t)s->ranks.world);
+        bool good = vlai_wire_start(w, FRAME_WELCOME, 0, bytes) && vlai_wire_append(w, count.data, count.size);
+        for (int k = 0; k < s->ranks.world && good; k++) {
+            vlai_head host = {.size = 0};
+            vlai_head_text(&host, s->members[k].host);
+            good = vlai_wire_append(w, host.data, host.size);
+        }
+        if (!good)
+            no_memory(s);
+    }
+}
+
+static void refuse(vlai_server *s, stranger *x, const vla_error *e)
+{
+    vlai_head head = {.size = 0};
+    vlai_head_u32(&head, e->status);
+    put_error(&head, e);
+    warn(s, x->peer, e->message);
+    if (!vlai_wire_put(&x->wire, FRAME_REFUSED, 0, &head, NULL, 0)) {
+        vlai_wire_fini(&x->wire);
+        return;
+    }
+    vlai_wire_flush(&x->wire);
+    x->closing = true;
+}
+
+static void read_member(vlai_server *s, int rank, double now);
+
+/* A rank of this run that cannot take part: the meeting is over for everybody. Afterwards it is one that came too late. */
+static void unfit(vlai_server *s, stranger *x, const vla_error *e)
+{
+    refuse(s, x, e);
+    if (s->met || s->verdict_at)
+        return;
+    s->verdict = *e;
+    end_run(s, CULPRIT_NONE);
+}
+
+static void hello(vlai_server *s, stranger *x, const vlai_frame *f, double now)
+{
+    char version[64], host[VLAI_RANKS_TEXT], job[VLAI_RANKS_TEXT];
+    vlai_cut cut = {f->data, f->size, false};
+    uint32_t protocol = vlai_cut_u32(&cut), rank = vlai_cut_u32(&cut), world = vlai_cut_u32(&cut);
+    vlai_cut_u32(&cut); /* the local rank: for whoever reads the traffic */
+    uint32_t pid = vlai_cut_u32(&cut);
+    vlai_cut_text(&cut, version, sizeof version);
+    vlai_cut_text(&cut, host, sizeof host);
+    vlai_cut_text(&cut, job, sizeof job);
+    if (f->type != FRAME_HELLO || cut.failed) {
+        warn(s, x->peer, "its first message is no greeting");
+        vlai_wire_fini(&x->wire);
+        return;
+    }
+    const char *own = s->members[0].host;
+    vla_error e = VLA_ERROR_INIT;
+    if (*job && *s->ranks.job && strcmp(job, s->ranks.job) != 0) {
+        vlai_fail_hint(&e, VLA_E_INVALID, "give each run a MASTER_PORT of its own", "rank %u (host %s) is of job '%.100s', but the run at port %d is job '%.100s'",
+                       rank, host, job, s->ranks.port, s->ranks.job);
+        refuse(s, x, &e);
+    } else if (protocol != PROTOCOL || strcmp(version, s->version) != 0) {
+        vlai_fail_hint(&e, VLA_E_INVALID, differ_hint, "rank %u (host %s) is vla %s (protocol %u), rank 0 (host %s) is vla %s (protocol %d)", rank, host, version,
+                       protocol, own, s->version, PROTOCOL);
+        unfit(s, x, &e);
+    } else if (world != (uint32_t)s->ranks.world || rank >= world || rank == 0) {
+        vlai_fail_hint(&e, VLA_E_INVALID, "start every rank of a run with the same number of ranks, and each with a number of its own",
+                       "rank %u of %u (host %s) came to rank 0 of %d (host %s)", rank, world, host, s->ranks.world, own);
+        unfit(s, x, &e);
+    } else if (s->members[rank].state != ABSENT) {
+        const member *m = &s->members[rank];
+        vlai_fail_hint(&e, VLA_E_INVALID, "end the processes of an earlier run, or give each run a MASTER_PORT of its own",
+                       "rank %u (host %s, process %u) is there already: host %s, process %u", rank, host, pid, m->host, m->pid);
+        refuse(s, x, &e);
+    } else if (s->verdict_at) {
+        vlai_wire_fini(&x->wire);
+    } else {
+        member *m = &s->members[rank];
+        m->wire = x->wire;
+        m->wire.limit = FRAME_MOST;
+        x->wire = (vlai_wire){.fd = -1};
+        m->state = HERE;
+        m->pid = pid;
+        m->heard = m->moved = now;
+        memcpy(m->host, host, sizeof host);
+        if (!vlai_wire_put(&m->wire, FRAME_TAKEN, 0, NULL, NULL, 0))
+            no_memory(s);
+        if (++s->here == s->ranks.world)
+            welcome(s);
+        read_member(s, (int)rank, now); /* what came right behind the greeting */
+    }
+}
+
+/* --- collectives --- */
+
+static const char *const kinds[COLLECT_COUNT] = {"barrier", "agree", "broadcast", "gather", "gather_all"};
+
+static bool keep_part(part *p, const uint8_t *data, size_t size)
+{
+    if (p->capacity < size) {
+        uint8_t *grown = vlai_alloc(size);
+        if (!grown)
+            return false;
+        vlai_free(p->data);
+        p->data = grown;
+        p->capacity = size;
+    }
+    if (size)
+        memcpy(p->data, data, size);
+    p->size = size;
+    return true;
+}
+
+/* Whether the rank's call returns only with the result. */
+static bool waits(uint32_t kind, int rank)
+{
+    return kind != COLLECT_GATHER || rank == 0;
+}
+
+/* Line number `line` (from 0) of a text, cut and printable. */
+static void line_of(const part *p, size_t line, char out[LINE + 8])
+{
+    size_t at = 0;
+    for (; line && at < p->size; at++)
+        line -= p->data[at] == '\n';
+    if (line || at >= p->size) {
+        snprintf(out, LINE + 8, "(no line)");
+        return;
+    }
+    size_t n = 0;
+    for (; at < p->size && p->data[at] != '\n' && n < LINE; at++, n++)
+        out[n] = p->data[at] < 32 || p->data[at] == 127 ? '?' : (char)p->data[at];
+    snprintf(out + n, 8, at < p->size && p->data[at] != '\n' ? "..." : "");
+}
+
+/* VLA_OK, or the sentence about the first rank whose text differs from rank 0's. */
+static vla_status compare(const vlai_server *s, const slot *c, vla_error *e)
+{
+    const part *zero = &c->parts[0];
+    for (int r = 1; r < s->ranks.world; r++) {
+        const part *p = &c->parts[r];
+        if (p->size == zero->size && (!p->size || memcmp(p->data, zero->data, p->size) == 0))
+            continue;
+        size_t line = 0;
+        for (size_t i = 0; i < p->size && i < zero->size && p->data[i] == zero->data[i]; i++)
+            line += p->data[i] == '\n';
+        char here[LINE + 8], there[LINE + 8];
+        line_of(p, line, here);
+        line_of(zero, line, there);
+        return vlai_fail_hint(e, VLA_E_INVALID, differ_hint, "%s: rank %d (host %s) differs from rank 0 (host %s) in line %zu: '%s' where rank 0 has '%s'",
+                              c->what, r, s->members[r].host, s->members[0].host, line + 1, here, there);
+    }
+    return VLA_OK;
+}
+
+static void complete(vlai_server *s, slot *c, double now)
+{
+    vla_error e = VLA_ERROR_INIT;
+    vla_status same = c->kind == COLLECT_AGREE ? compare(s, c, &e) : VLA_OK;
+    for (int r = 0; r < s->ranks.world; r++) {
+        uint32_t id = c->parts[r].id;
+        if (waits(c->kind, r))
+            stop_waiting(&s->members[r], now);
+        if (same != VLA_OK) {
+            answer_error(s, r, id, &e);
+        } else if (c->kind == COLLECT_BROADCAST && r > 0) {
+            answer(s, r, id, c->parts[0].data, c->parts[0].size);
+        } else if (c->kind == COLLECT_GATHER_ALL || (c->kind == COLLECT_GATHER && r == 0)) {
+            bool good = answer(s, r, id, NULL, (size_t)c->size * (size_t)s->ranks.world);
+            for (int k = 0; k < s->ranks.world && good; k++)
+                if (!vlai_wire_append(&s->members[r].wire, c->parts[k].data, c->size)) {
+                    good = false;
+                    no_memory(s);
+                }
+        } else {
+            answer(s, r, id, "", 0);
+        }
+    }
+    for (int r = 0; r < s->ranks.world; r++) {
+        part *p = &c->parts[r];
+        p->here = false;
+        if (p->capacity > PART_KEPT) {
+            vlai_free(p->data);
+            *p = (part){.data = NULL};
+        }
+    }
+    c->used = false;
+    s->first++;
+}
+
+/* A rank that has left will never come to a collective. */
+static void check_left(vlai_server *s, const slot *c)
+{
+    for (int r = 0; r < s->ranks.world && c->used && !s->verdict_at; r++) {
+        if (s->members[r].state != LEFT || c->parts[r].here)
+            continue;
+        vlai_fail_hint(&s->verdict, VLA_E_LOST, lost_hint, "rank %d (host %s) has left, and rank %d (host %s) waits for it in %s '%s'", r, s->members[r].host,
+                       c->opener, s->members[c->opener].host, kinds[c->kind], c->what);
+        end_run(s, r);
+    }
+}
+
+static bool collect(vlai_server *s, int rank, const vlai_frame *f, double now)
+{
+    vlai_cut cut = {f->data, f->size, false};
+    char what[VLAI_GROUP_KEY + 1];
+    uint32_t sequence = vlai_cut_u32(&cut), kind = vlai_cut_u32(&cut);
+    double limit_s = vlai_cut_u32(&cut) / 1e3;
+    uint32_t size = vlai_cut_u32(&cut);
+    vlai_cut_text(&cut, what, sizeof what);
+    bool brings = kind == COLLECT_AGREE || kind == COLLECT_GATHER || kind == COLLECT_GATHER_ALL || (kind == COLLECT_BROADCAST && rank == 0);
+    size_t most = kind == COLLECT_GATHER || kind == COLLECT_GATHER_ALL ? VLAI_GROUP_MESSAGE / (size_t)s->ranks.world : VLAI_GROUP_MESSAGE;
+    slot *c = &s->slots[sequence % SLOTS];
+    if (cut.failed || kind >= COLLECT_COUNT || sequence - s->first >= SLOTS || size > most || cut.size != (brings ? size : 0) ||
+        (c->used && c->parts[rank].here) || !s->met)
+        return false;
+    if (!c->used) {
+        c->used = true;
+        c->kind = kind;
+        c->size = size;
+        c->opener = rank;
+        c->arrived = 0;
+        c->deadline = 0;
+        memcpy(c->what, what, sizeof what);
+    } else if (c->kind != kind || strcmp(c->what, what) != 0 || (kind != COLLECT_AGREE && c->size != size)) {
+        vlai_fail_hint(&s->verdict, VLA_E_INVALID, differ_hint, "rank %d (host %s) calls %s '%s' of %u bytes where rank %d (host %s) calls %s '%s' of %u bytes", rank,
+                       s->members[rank].host, kinds[kind], what, size, c->opener, s->members[c->opener].host, kinds[c->kind], c->what, c->size);
+        end_run(s, CULPRIT_NONE);
+        return true;
+    }
+    part *p = &c->parts[rank];
+    if (!keep_part(p, cut.data, cut.size)) {
+        no_memory(s);
+        return true;
+    }
+    p->id = f->id;
+    p->here = true;
+    if (waits(kind, rank))
+        s->members[rank].waiting++;
+    if (now + limit_s > c->deadline) {
+        c->deadline = now + limit_s;
+        c->limit_s = limit_s;
+    }
+    if (++c->arrived == s->ranks.world)
+        complete(s, c, now);
+    else if (s->left)
+        check_left(s, c);
+    return true;
+}
+
+/* --- keys --- */
+
+static bool set_key(vlai_server *s, int rank, const vlai_frame *f, double now)
+{
+    vlai_cut cut = {f->data, f->size, false};
+    char key[VLAI_GROUP_KEY + 1];
+    vlai_cut_text(&cut, key, sizeof key);
+    if (cut.failed || !*key || cut.size > VLAI_GROUP_MESSAGE)
+        return false;
+    vla_error e = VLA_ERROR_INIT;
+    if (vlai_keys_set(&s->keys, key, cut.data, cut.size, &e) != VLA_OK) {
+        answer_error(s, rank, f->id, &e);
+        return true;
+    }
+    answer(s, rank, f->id, "", 0);
+    for (size_t i = 0; i < s->keys.waiter_count;) {
+        vlai_key_waiter w = s->keys.waiters[i];
+        if (strcmp(w.key, key) != 0) {
+            i++;
+            continue;
+        }
+        vlai_keys_drop_waiter(&s->keys, i);
+        stop_waiting(&s->members[w.rank], now);
+        answer(s, w.rank, w.id, cut.data ? (const void *)cut.data : "", cut.size);
+    }
+    return true;
+}
+
+static void key_late(vlai_server *s, int rank, uint32_t id, const char *key, double limit_s)
+{
+    vla_error e = VLA_ERROR_INIT;
+    if (limit_s > 0)
+        vlai_fail_hint(&e, VLA_E_NOT_FOUND, late_hint, "no rank has set '%s' within %g s", key, limit_s);
+    else
+        vlai_fail(&e, VLA_E_NOT_FOUND, "no rank has set '%s'", key);
+    answer_error(s, rank, id, &e);
+}
+
+static bool get_key(vlai_server *s, int rank, const vlai_frame *f, double now)
+{
+    vlai_cut cut = {f->data, f->size, false};
+    char key[VLAI_GROUP_KEY + 1];
+    vlai_cut_text(&cut, key, sizeof key);
+    double limit_s = vlai_cut_u32(&cut) / 1e3;
+    if (cut.failed || !*key || cut.size)
+        return false;
+    const vlai_key *k = vlai_keys_find(&s->keys, key);
+    if (k) {
+        answer(s, rank, f->id, k->size ? k->data : (const void *)"", k->size);
+    } else if (limit_s <= 0) {
+        key_late(s, rank, f->id, key, 0);
+    } else {
+        vlai_key_waiter w = {.rank = rank, .id = f->id, .deadline = now + limit_s, .limit_s = limit_s};
+        memcpy(w.key, key, sizeof key);
+        if (vlai_keys_wait(&s->keys, &w) != VLA_OK)
+            no_memory(s);
+        else
+            s->members[rank].waiting++;
+    }
+    return true;
+}
+
+/* --- members --- */
+
+static bool beat(vlai_server *s, int rank, const vlai_frame *f, double now)
+{
+    member *m = &s->members[rank];
+    vlai_cut cut = {f->data, f->size, false};
+    char phase[VLAI_GROUP_PHASE + 1];
+    vlai_cut_text(&cut, phase, sizeof phase);
+    int64_t step = vlai_cut_i64(&cut);
+    uint32_t moves = vlai_cut_u32(&cut);
+    double age = vlai_cut_u32(&cut) / 1e3;
+    if (cut.failed)
+        return false;
+    if (moves != m->moves)
+        m->moved = now - age;
+    m->moves = moves;
+    m->step = step;
+    memcpy(m->phase, phase, sizeof phase);
+    return true;
+}
+
+static bool failed(vlai_server *s, int rank, const vlai_frame *f, double now)
+{
+    member *m = &s->members[rank];
+    vlai_cut cut = {f->data, f->size, false};
+    char message[sizeof s->failure.message], place[96];
+    uint32_t status = vlai_cut_u32(&cut);
+    vlai_cut_text(&cut, message, sizeof message);
+    if (cut.failed || status == VLA_OK || status >= VLA_STATUS_COUNT)
+        return false;
+    bool first = s->failure.status == VLA_OK, broken = status == VLA_E_NCCL;
+    if (!first && (broken || s->failure.status != VLA_E_NCCL))
+        return true; /* the first one stays, unless it was a collective that broke and this one is not */
+    double at = now + (broken ? SETTLE_COLLECTIVE : SETTLE);
+    s->failure_at = first || at < s->failure_at ? at : s->failure_at;
+    vlai_fail_hint(&s->failure, VLA_E_LOST, lost_hint, "rank %d (host %s) failed %s: %s", rank, m->host, where(s, m, place), message);
+    s->failure.status = (vla_status)status; /* its own for now: the order of causes goes by it */
+    s->failed_rank = rank;
+    return true;
+}
+
+static void leave(vlai_server *s, int rank, double now)
+{
+    member *m = &s->members[rank];
+    if (m->state == LEFT)
+        return;
+    m->state = LEFT;
+    s->left++;
+    if (rank == 0)
+        s->left_at = now;
+    if (rank > 0 && !vlai_wire_put(&m->wire, FRAME_BYE, 0, NULL, NULL, 0))
+        no_memory(s);
+    if (s->left == s->ranks.world && s->members[0].state == LEFT && !vlai_wire_put(&s->members[0].wire, FRAME_BYE, 0, NULL, NULL, 0))
+        no_memory(s);
+    for (int i = 0; i < SLOTS; i++)
+        check_left(s, &s->slots[i]);
+}
+
+static bool handle(vlai_server *s, int rank, const vlai_frame *f, double now)
+{
+    switch (f->type) {
+    case FRAME_BEAT: return beat(s, rank, f, now);
+    case FRAME_SET: return set_key(s, rank, f, now);
+    case FRAME_GET: return get_key(s, rank, f, now);
+    case FRAME_COLLECT: return collect(s, rank, f, now);
+    case FRAME_FAIL: return failed(s, rank, f, now);
+    case FRAME_LEAVE: leave(s, rank, now); return true;
+    default: return false;
+    }
+}
+
+static void read_member(vlai_server *s, int rank, double now)
+{
+    member *m = &s->members[rank];
+    vlai_frame f;
+    bool alive = vlai_wire_fill(&m->wire);
+    if (m->wire.received != m->received) {
+        m->received = m->wire.received;
+        m->heard = now;
+    }
+    int more;
+    while ((more = vlai_wire_next(&m->wire, &f)) > 0)
+        if (!s->verdict_at && !handle(s, rank, &f, now)) {
+            lose(s, rank, "a message of it is not understood");
+            alive = false;
+            break;
+        }
+    if (alive && more == 0)
+        return;
+    char why[VLAI_WIRE_WHY];
+    snprintf(why, sizeof why, "%s", m->wire.why);
+    vlai_wire_fini(&m->wire);
+    bool announced = m->state == LEFT || (s->failure.status != VLA_OK && s->failed_rank == rank);
+    if (rank == 0 && !s->verdict_at && s->left == s->ranks.world)
+        s->verdict_at = now; /* all have left: nothing to say, only to end */
+    else if (!announced || rank == 0)
+        lose(s, rank, why);
+}
+
+static void read_stranger(vlai_server *s, stranger *x, double now)
+{
+    vlai_frame f;
+    bool alive = vlai_wire_fill(&x->wire);
+    if (x->closing) {
+        if (!alive)
+            vlai_wire_fini(&x->wire);
+        x->wire.in_first = x->wire.in_size; /* whatever it still says */
+        return;
+    }
+    int more = vlai_wire_next(&x->wire, &f);
+    if (more > 0) {
+        hello(s, x, &f, now);
+    } else if (more < 0 || !alive) {
+        warn(s, x->peer, x->wire.why);
+        vlai_wire_fini(&x->wire);
+    }
+}
+
+static void accept_all(vlai_server *s, double now)
+{
+    char peer[64];
+    for (int k = 0; k < STRANGERS; k++) {
+        int fd = vlai_wire_accept(s->listener, peer, sizeof peer);
+        if (fd < 0) {
+            if (errno != EAGAIN && errno != EWOULDBLOCK)
+                s->deaf_until = now + 1;
+            return;
+        }
+        stranger *oldest = &s->strangers[0], *x = NULL;
+        for (int i = 0; i < STRANGERS && !x; i++) {
+            if (s->strangers[i].wire.fd < 0)
+                x = &s->strangers[i];
+            else if (s->strangers[i].since < oldest->since)
+                oldest = &s->strangers[i];
+        }
+        if (!x) {
+            x = oldest;
+            warn(s, x->peer, "too many connections that have not greeted");
+            vlai_wire_fini(&x->wire);
+        }
+        x->since = now;
+        x->closing = false;
+        memcpy(x->peer, peer, sizeof peer);
+        vlai_wire_init(&x->wire, fd, HELLO_MOST);
+    }
+}
+
+/* --- time --- */
+
+static void check_meeting(vlai_server *s, double now)
+{
+    char list[LISTED];
+    list_ranks(s, is_missing, NULL, list);
+    if (now - s->started > s->timeout_s) {
+        vlai_fail_hint(&s->verdict, VLA_E_LOST, late_hint, "%s of %d did not come to %s port %d within %g s", list, s->ranks.world, s->ranks.address, s->ranks.port,
+                       s->timeout_s);
+        end_run(s, CULPRIT_NONE);
+    } else if (now > s->told_missing) {
+        vlai_info("rank 0 waits for %s of %d at %s port %d", list, s->ranks.world, s->ranks.address, s->ranks.port);
+        s->told_missing = now + 30;
+    }
+}
+
+static void check_late(vlai_server *s, double now)
+{
+    char list[LISTED], place[96];
+    for (int i = 0; i < SLOTS && !s->verdict_at; i++) {
+        const slot *c = &s->slots[i];
+        if (!c->used || now < c->deadline)
+            continue;
+        int r = 0;
+        while (r + 1 < s->ranks.world && c->parts[r].here)
+            r++;
+        list_ranks(s, is_awaited, c, list);
+        vlai_fail_hint(&s->verdict, VLA_E_LOST, late_hint, "%s '%s': %s did not come within %g s; rank %d (host %s) is %s", kinds[c->kind], c->what, list, c->limit_s,
+                       r, s->members[r].host, where(s, &s->members[r], place));
+        end_run(s, r);
+    }
+    if (s->left_at && s->left < s->ranks.world && now - s->left_at > s->timeout_s && !s->verdict_at) {
+        list_ranks(s, is_staying, NULL, list);
+        vlai_fail_hint(&s->verdict, VLA_E_LOST, late_hint, "%s did not leave within %g s of rank 0", list, s->timeout_s);
+        end_run(s, CULPRIT_NONE);
+    }
+    for (size_t i = 0; i < s->keys.waiter_count && !s->verdict_at;) {
+        vlai_key_waiter w = s->keys.waiters[i];
+        if (now < w.deadline) {
+            i++;
+            continue;
+        }
+        vlai_keys_drop_waiter(&s->keys, i);
+        stop_waiting(&s->members[w.rank], now);
+        key_late(s, w.rank, w.id, w.key, w.limit_s);
+    }
+}
+
+/* A rank that stands still while it is its own turn. Judged a little after the limit, so that ranks that stopped together are seen
+ * together; then the one furthest behind is named: the lowest step, and of those the one that moved least recently. */
+static void check_progress(vlai_server *s, double now)
+{
+    enum { JUDGE_AFTER = 2 };
+    int worst = -1, watched = 0, still = 0;
+    bool due = false, alike = true;
+    for (int r = 0; r < s->ranks.world; r++) {
+        const member *m = &s->members[r];
+        if (m->state != HERE || !m->moves)
+            continue;
+        watched++;
+        if (m->waiting || now - m->moved < s->timeout_s)
+            continue;
+        due |= now - m->moved >= s->timeout_s + JUDGE_AFTER;
+        still++;
+        const member *w = worst < 0 ? m : &s->members[worst];
+        alike &= m->step == w->step && strcmp(m->phase, w->phase) == 0;
+        if (worst < 0 || m->step < w->step || (m->step == w->step && m->moved < w->moved))
+            worst = r;
+    }
+    if (!due || s->verdict_at)
+        return;
+    const member *m = &s->members[worst];
+    char place[96];
+    where(s, m, place);
+    if (still == watched && still > 1 && alike)
+        vlai_fail_hint(&s->verdict, VLA_E_LOST, lost_hint, "no rank has made progress for %g s: all of them are %s", s->timeout_s, place);
+    else
+        vlai_fail_hint(&s->verdict, VLA_E_LOST, lost_hint, "rank %d (host %s) has made no progress for %g s: it is %s", worst, m->host, s->timeout_s, place);
+    end_run(s, worst);
+}
+
+static void beat_members(vlai_server *s, double now)
+{
+    char missing[LISTED] = "";
+    if (!s->met)
+        list_ranks(s, is_missing, NULL, missing);
+    bool due = now - s->pulsed >= (s->members[0].moves != s->pulsed_moves ? BEAT_CHANGED(s->ranks.world) : BEAT_EVERY);
+    for (int r = 0; r < s->ranks.world && !s->verdict_at; r++) {
+        const member *m = &s->members[r];
+        if (m->wire.fd < 0)
+            continue;
+        if (due)
+            pulse(s, r, missing);
+        if (r > 0 && m->state == HERE && now - m->heard > s->silence_s) {
+            char why[64];
+            snprintf(why, sizeof why, "no sign of life for %g s", s->silence_s);
+            lose(s, r, why);
+        }
+    }
+    if (due) {
+        s->pulsed = now;
+        s->pulsed_moves = s->members[0].moves;
+    }
+}
+
+static void tick(vlai_server *s, double now)
+{
+    /* Whoever did not run itself (a stopped process, a machine that slept) has not listened either. */
+    if (now - s->looped > STALL)
+        for (int r = 0; r < s->ranks.world; r++)
+            s->members[r].heard = now;
+    s->looped = now;
+    for (int i = 0; i < STRANGERS; i++) {
+        stranger *x = &s->strangers[i];
+        if (x->wire.fd < 0 || now - x->since < HELLO_WITHIN)
+            continue;
+        if (!x->closing)
+            warn(s, x->peer, "it did not greet");
+        vlai_wire_fini(&x->wire);
+    }
+    if (!s->verdict_at && s->failure.status != VLA_OK && now >= s->failure_at) {
+        s->verdict = s->failure;
+        s->verdict.status = VLA_E_LOST;
+        end_run(s, s->failed_rank);
+    }
+    if (!s->met && !s->verdict_at)
+        check_meeting(s, now);
+    if (s->met && !s->verdict_at)
+        check_late(s, now);
+    if (s->met && !s->verdict_at)
+        check_progress(s, now);
+    if (!s->verdict_at)
+        beat_members(s, now);
+}
+
+/* Sends what waits; true when every connection has taken all of it. `own` is rank 0's. */
+static bool flush(vlai_server *s, bool own)
+{
+    bool done = true;
+    for (int r = own ? 0 : 1; r < (own ? 1 : s->ranks.world); r++)
+        if (s->members[r].wire.fd >= 0)
+            done &= vlai_wire_flush(&s->members[r].wire);
+    for (int i = 0; i < STRANGERS && !own; i++)
+        if (s->strangers[i].wire.fd >= 0)
+            done &= vlai_wire_flush(&s->strangers[i].wire);
+    return done;
+}
+
+static void polled(struct pollfd *p, const vlai_wire *w)
+{
+    *p = (struct pollfd){.fd = w->fd, .events = (short)(POLLIN | (w->out_first < w->out_size ? POLLOUT : 0))};
+}
+
+/* After a verdict: the others first, then this process, and out once everybody has hung up or it has lasted long enough. */
+static bool ended(vlai_server *s, bool flushed, double now)
+{
+    if (!s->verdict_at)
+        return false;
+    member *own = &s->members[0];
+    double since = now - s->verdict_at;
+    if (!s->own_told && s->verdict.status != VLA_OK && own->wire.fd >= 0 && (flushed || since > LAST_WORDS / 2)) {
+        s->own_told = true;
+        tell_abort(s, own);
+    }
+    bool open = false;
+    for (int r = 0; r < s->ranks.world; r++)
+        open |= s->members[r].wire.fd >= 0;
+    return !open || since > LAST_WORDS;
+}
+
+static void *serve(void *arg)
+{
+    vlai_server *s = arg;
+    int world = s->ranks.world;
+    s->started = s->looped = vlai_now();
+    s->told_missing = s->started + 5;
+    for (bool done = false; !done;) {
+        nfds_t n = 0;
+        s->polled[n++] = (struct pollfd){.fd = s->looped < s->deaf_until ? -1 : s->listener, .events = POLLIN};
+        for (int r = 0; r < world; r++)
+            polled(&s->polled[n++], &s->members[r].wire);
+        for (int i = 0; i < STRANGERS; i++)
+            polled(&s->polled[n++], &s->strangers[i].wire);
+        poll(s->polled, n, TICK_MS); /* interrupted or failed: as if nothing had come */
+        double now = vlai_now();
+        for (int r = 0; r < world; r++)
+            if (s->polled[1 + r].revents && s->members[r].wire.fd >= 0)
+                read_member(s, r, now);
+        for (int i = 0; i < STRANGERS; i++)
+            if (s->polled[1 + world + i].revents && s->strangers[i].wire.fd >= 0)
+                read_stranger(s, &s->strangers[i], now);
+        if (s->polled[0].revents & POLLIN)
+            accept_all(s, now);
+        tick(s, now);
+        bool flushed = flush(s, false);
+        flush(s, true);
+        done = ended(s, flushed, now);
+    }
+    close(s->listener);
+    s->listener = -1;
+    for (int r = 0; r < world; r++)
+        vlai_wire_fini(&s->members[r].wire);
+    for (int i = 0; i < STRANGERS; i++)
+        vlai_wire_fini(&s->strangers[i].wire);
+    return NULL;
+}
+
+/* --- life --- */
+
+static void release(vlai_server *s)
+{
+    if (!s)
+        return;
+    if (s->listener >= 0)
+        close(s->listener);
+    for (int r = 0; r < s->ranks.world && s->members; r++)
+        vlai_wire_fini(&s->members[r].wire);
+    for (int i = 0; i < SLOTS; i++) {
+        for (int r = 0; r < s->ranks.world && s->slots[i].parts; r++)
+            vlai_free(s->slots[i].parts[r].data);
+        vlai_free(s->slots[i].parts);
+    }
+    vlai_keys_fini(&s->keys);
+    vlai_free(s->polled);
+    vlai_free(s->strangers);
+    vlai_free(s->members);
+    vlai_free(s);
+}
+
+vla_status vlai_server_start(const vlai_ranks *ranks, const vlai_server_options *options, int *own, vlai_server **out, vla_error *err)
+{
+    *out = NULL;
+    *own = -1;
+    size_t world = (size_t)ranks->world;
+    vlai_server *s = vlai_calloc(1, sizeof *s);
+    if (!s)
+        return vlai_nomem(err, sizeof *s);
+    s->listener = -1;
+    s->ranks = *ranks;
+    s->timeout_s = options->timeout_s;
+    s->silence_s = options->silence_s;
+    snprintf(s->version, sizeof s->version, "%s", options->version);
+    vla_status status = VLA_OK;
+    s->members = vlai_calloc(world, sizeof *s->members);
+    s->strangers = vlai_calloc(STRANGERS, sizeof *s->strangers);
+    s->polled = vlai_calloc(1 + world + STRANGERS, sizeof *s->polled);
+    bool good = s->members && s->strangers && s->polled;
+    for (size_t r = 0; r < world && s->members; r++)
+        s->members[r].wire.fd = -1;
+    for (int i = 0; i < STRANGERS && s->strangers; i++)
+        s->strangers[i].wire.fd = -1;
+    for (int i = 0; i < SLOTS && good; i++)
+        good = (s->slots[i].parts = vlai_calloc(world, sizeof(part))) != NULL;
+    if (!good) {
+        status = vlai_nomem(err, world * (sizeof(member) + SLOTS * sizeof(part)));
+        goto fail;
+    }
+    bool local = ranks->local_world == ranks->world;
+    VLA_TRY_GOTO(vlai_wire_listen(ranks->address, ranks->port, local, &s->listener, err), fail);
+    int pair[2];
+    VLA_TRY_GOTO(vlai_wire_pair(pair, err), fail);
+    member *m = &s->members[0];
+    vlai_wire_init(&m->wire, pair[0], FRAME_MOST);
+    m->state = HERE;
+    m->pid = (unsigned)getpid();
+    m->heard = m->moved = vlai_now();
+    snprintf(m->host, sizeof m->host, "%s", options->host);
+    s->here = 1;
+
+    sigset_t all, before; /* signals are the program's threads' business */
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int failed_to = pthread_create(&s->thread, NULL, serve, s);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (failed_to) {
+        close(pair[1]);
+        status = vlai_fail(err, VLA_E_NOMEM, "no thread for the server of rank 0 (error %d)", failed_to);
+        goto fail;
+    }
+    s->threaded = true;
+    *own = pair[1];
+    *out = s;
+    return VLA_OK;
+fail:
+    release(s);
+    return status;
+}
+
+void vlai_server_join(vlai_server *s)
+{
+    if (s && s->threaded)
+        pthread_join(s->thread, NULL);
+    release(s);
+}
