@@ -199,7 +199,7 @@ const vlai_transport vlai_nccl = {nccl_close, nccl_reduce_scatter, nccl_all_gath
 typedef struct meeting {
     pthread_mutex_t lock;
     pthread_cond_t over;
-    bool done, left;
+    bool connected, done, left; /* connected: what hangs from then on hangs on the device, and can be ended */
     nccl *state;
     ncclUniqueId id;
     vla_status status;
@@ -237,15 +237,19 @@ static vla_status warm(nccl *s, vla_error *err)
     return status;
 }
 
-static vla_status meet(nccl *s, const ncclUniqueId *id, vla_error *err)
+static vla_status meet(meeting *m)
 {
+    nccl *s = m->state;
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 1;
     cudaError_t code = cudaSetDevice(s->device);
     if (code != cudaSuccess)
-        return cuda_failed(code, "choosing the GPU", err);
-    VLA_TRY(settle(s, lib.ncclCommInitRankConfig(&s->comm, s->world, *id, s->rank, &config), "connecting the GPUs", err));
-    return warm(s, err);
+        return cuda_failed(code, "choosing the GPU", &m->err);
+    VLA_TRY(settle(s, lib.ncclCommInitRankConfig(&s->comm, s->world, m->id, s->rank, &config), "connecting the GPUs", &m->err));
+    pthread_mutex_lock(&m->lock);
+    m->connected = true;
+    pthread_mutex_unlock(&m->lock);
+    return warm(s, &m->err);
 }
 
 static void meeting_free(meeting *m)
@@ -260,7 +264,7 @@ static void meeting_free(meeting *m)
 static void *meet_main(void *context)
 {
     meeting *m = context;
-    m->status = meet(m->state, &m->id, &m->err);
+    m->status = meet(m);
     pthread_mutex_lock(&m->lock);
     m->done = true;
     bool left = m->left;
@@ -271,7 +275,7 @@ static void *meet_main(void *context)
     return NULL;
 }
 
-/* Waits for the thread, for a lost rank or for the time limit. true: the thread is done. */
+/* Waits for the thread, for a lost rank or for the time limit (*status). true: the thread is done. */
 static bool wait_for(meeting *m, vlai_group *group, double limit, vla_status *status, vla_error *err)
 {
     double start = vlai_now();
@@ -292,6 +296,11 @@ static bool wait_for(meeting *m, vlai_group *group, double limit, vla_status *st
             *status = vlai_fail_hint(err, VLA_E_NCCL, "NCCL_DEBUG=INFO in the environment shows how far each rank came",
                                      "connecting %d GPUs took longer than %g s", m->state->world, limit);
     }
+    bool stuck = !m->done && m->connected;
+    pthread_mutex_unlock(&m->lock);
+    if (stuck)
+        nccl_abort(m->state);
+    pthread_mutex_lock(&m->lock);
     done = m->done;
     m->left = !done;
     pthread_mutex_unlock(&m->lock);
@@ -319,9 +328,11 @@ static vla_status connect_all(nccl *s, const ncclUniqueId *id, vlai_group *group
     pthread_detach(thread);
     if (!wait_for(m, group, s->limit, &status, err))
         return status;
-    status = m->status;
-    if (status != VLA_OK && err)
-        *err = m->err;
+    if (status == VLA_OK) {
+        status = m->status;
+        if (status != VLA_OK && err)
+            *err = m->err;
+    }
     if (status != VLA_OK)
         nccl_abort(s);
     m->left = status != VLA_OK;
