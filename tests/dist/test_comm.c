@@ -1,0 +1,228 @@
+/* Collectives over Gloo between forked processes: sums against a plain one in the order of ranks, odd sizes, plans, and what
+ * happens when a rank is lost or does not come. */
+#include "test.h"
+
+#include "dist/comm_cases.h"
+#include "dist/forked.h"
+
+#include <pthread.h>
+
+static int differs(const void *a, const void *b, size_t bytes)
+{
+    return bytes && memcmp(a, b, bytes) != 0;
+}
+
+/* All three, of one type and size; every result to the bit. */
+static int check_sums(vlai_comm *comm, vla_dtype dtype, int64_t n)
+{
+    int world = vlai_comm_world(comm), rank = vlai_comm_rank(comm), bad = 0;
+    size_t size = vla_dtype_size(dtype);
+    int64_t all = n * world;
+    char *bucket = malloc((size_t)all * size + 1), *part = malloc((size_t)n * size + 1), *want = malloc((size_t)all * size + 1);
+    void *scratch = malloc(2 * vlai_comm_scratch(all, dtype, world) + 1);
+    if (!bucket || !part || !want || !scratch)
+        return SAY("no memory");
+    for (int64_t i = 0; i < all; i++)
+        put(dtype, bucket, i, element(rank, i));
+    for (int64_t i = 0; i < n; i++)
+        put_sum(dtype, want, i, world, rank * n + i);
+    if (world > 1 && (vlai_comm_reduce_scatter(comm, bucket, part, n, dtype, scratch, NULL) != VLA_OK || differs(part, want, (size_t)n * size)))
+        bad = SAY("reduce_scatter of %lld %s", (long long)n, vla_dtype_name(dtype));
+    for (int64_t i = 0; i < all; i++) {
+        int from = (int)(i / (n ? n : 1));
+        put(dtype, want, i, element(from, i));
+        put(dtype, bucket, i, from == rank ? element(rank, i) : 77);
+    }
+    if (vlai_comm_all_gather(comm, bucket, n, dtype, NULL) != VLA_OK || differs(bucket, want, (size_t)all * size))
+        bad = SAY("all_gather of %lld %s", (long long)n, vla_dtype_name(dtype));
+    for (int64_t i = 0; i < n; i++) {
+        put(dtype, part, i, element(rank, i));
+        put_sum(dtype, want, i, world, i);
+    }
+    if (vlai_comm_all_reduce(comm, part, n, dtype, scratch, NULL) != VLA_OK || differs(part, want, (size_t)n * size))
+        bad = SAY("all_reduce of %lld %s", (long long)n, vla_dtype_name(dtype));
+    free(bucket), free(part), free(want), free(scratch);
+    return bad;
+}
+
+static int sums_body(vlai_group *group, void *context)
+{
+    static const int64_t sizes[] = {0, 1, 2, 3, 127, 1000, 4099, 65537};
+    static const vla_dtype types[] = {VLA_BF16, VLA_F32, VLA_F64, VLA_I32, VLA_I64};
+    (void)context;
+    vla_error err = VLA_ERROR_INIT;
+    vlai_comm *comm = NULL;
+    int bad = 0;
+    if (vlai_comm_open(group, "cpu", &comm, &err) != VLA_OK)
+        return SAY("%s (%s)", err.message, err.hint);
+    for (size_t t = 0; t < sizeof types / sizeof *types; t++)
+        for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
+            bad |= check_sums(comm, types[t], sizes[s]);
+    vlai_comm_close(comm);
+    return bad;
+}
+
+static void test_sums(void **state)
+{
+    (void)state;
+    for (int world = 1; world <= 4; world++)
+        assert_int_equal(forked_run(&(forked){world, 20, 60, sums_body, NULL}, NULL), 0);
+}
+
+/* ---- plans ---- */
+
+static int plan_body(vlai_group *group, void *context)
+{
+    (void)context;
+    vla_error err = VLA_ERROR_INIT;
+    vlai_comm *comm = NULL;
+    if (vlai_comm_open(group, "cpu", &comm, &err) != VLA_OK)
+        return SAY("%s", err.message);
+    int bad = check_plan(comm, "cpu", VLA_FP32, 0) | check_plan(comm, "cpu", VLA_BF16_MASTER, 0) | check_plan(comm, "cpu", VLA_FP64, 0);
+    vlai_comm_close(comm);
+    return bad;
+}
+
+static void test_plans(void **state)
+{
+    (void)state;
+    for (int world = 1; world <= 3; world++)
+        assert_int_equal(forked_run(&(forked){world, 20, 60, plan_body, NULL}, NULL), 0);
+}
+
+/* ---- losses ---- */
+
+/* Rank 2 dies in the middle of large sums: the others' call ends with an error that names it. */
+static int killed_body(vlai_group *group, void *context)
+{
+    enum { N = 1 << 20 };
+    (void)context;
+    vla_error err = VLA_ERROR_INIT;
+    vlai_comm *comm = NULL;
+    if (vlai_comm_open(group, "cpu", &comm, &err) != VLA_OK)
+        return SAY("%s", err.message);
+    float *data = calloc(N, sizeof *data);
+    void *scratch = malloc(2 * vlai_comm_scratch(N, VLA_F32, vlai_comm_world(comm)));
+    if (!data || !scratch)
+        return SAY("no memory");
+    if (vlai_comm_rank(comm) == 2) {
+        for (int i = 0; i < 5; i++)
+            vlai_comm_all_reduce(comm, data, N, VLA_F32, scratch, NULL);
+        alarm(1);
+        signal(SIGALRM, SIG_DFL);
+        for (;;) /* it is killed anywhere in here */
+            vlai_comm_all_reduce(comm, data, N, VLA_F32, scratch, NULL);
+    }
+    while (vlai_comm_all_reduce(comm, data, N, VLA_F32, scratch, NULL) == VLA_OK)
+        continue;
+    /* The first to notice names rank 2; the other may see that one leave. */
+    char why[512], other[32];
+    snprintf(other, sizeof other, "rank %d", 1 - vlai_comm_rank(comm));
+    if (!vlai_comm_error(comm, why, sizeof why) || (!strstr(why, "rank 2") && !strstr(why, other)))
+        return SAY("not the right failure: %s", why);
+    if (vlai_comm_all_gather(comm, data, 1, VLA_F32, NULL) != VLA_E_NCCL)
+        return SAY("a communicator that failed goes on");
+    vlai_comm_close(comm);
+    free(data), free(scratch);
+    vlai_group_leave(group, NULL);
+    _exit(0);
+}
+
+static void test_killed(void **state)
+{
+    (void)state;
+    int codes[3];
+    double start = vlai_now();
+    forked_run(&(forked){3, 60, 30, killed_body, NULL}, codes);
+    assert_int_equal(codes[0], 0);
+    assert_int_equal(codes[1], 0);
+    assert_int_equal(codes[2], 128 + SIGALRM);
+    assert_true(vlai_now() - start < 10);
+}
+
+/* Rank 1 never makes the call that rank 0 makes. */
+static int absent_body(vlai_group *group, void *context)
+{
+    (void)context;
+    vla_error err = VLA_ERROR_INIT;
+    vlai_comm *comm = NULL;
+    float x = 1, scratch[32];
+    if (vlai_comm_open(group, "cpu", &comm, &err) != VLA_OK)
+        return SAY("%s", err.message);
+    if (vlai_comm_rank(comm) == 0) {
+        char why[512] = "";
+        double start = vlai_now();
+        if (vlai_comm_all_reduce(comm, &x, 1, VLA_F32, scratch, NULL) != VLA_E_NCCL || !vlai_comm_error(comm, why, sizeof why))
+            return SAY("no error");
+        if (!strstr(why, "all_reduce") || !strstr(why, "within 2 s") || vlai_now() - start > 5)
+            return SAY("%s, after %g s", why, vlai_now() - start);
+    } else {
+        nanosleep(&(struct timespec){3, 0}, NULL);
+    }
+    vlai_comm_close(comm);
+    return 0;
+}
+
+static void test_absent(void **state)
+{
+    (void)state;
+    assert_int_equal(forked_run(&(forked){2, 2, 30, absent_body, NULL}, NULL), 0);
+}
+
+/* What another thread ends returns. */
+static void *end_soon(void *comm)
+{
+    nanosleep(&(struct timespec){0, 300000000}, NULL);
+    vlai_comm_abort(comm, "the test wants it so");
+    return NULL;
+}
+
+static int abort_body(vlai_group *group, void *context)
+{
+    (void)context;
+    vla_error err = VLA_ERROR_INIT;
+    vlai_comm *comm = NULL;
+    pthread_t thread;
+    float x = 1, scratch[32];
+    char why[512] = "";
+    if (vlai_comm_open(group, "cpu", &comm, &err) != VLA_OK)
+        return SAY("%s", err.message);
+    if (vlai_comm_rank(comm) == 0) {
+        double start = vlai_now();
+        if (pthread_create(&thread, NULL, end_soon, comm))
+            return SAY("no thread");
+        vla_status status = vlai_comm_all_reduce(comm, &x, 1, VLA_F32, scratch, NULL);
+        pthread_join(thread, NULL);
+        if (status != VLA_E_NCCL || !vlai_comm_error(comm, why, sizeof why) || strcmp(why, "the test wants it so") || vlai_now() - start > 2)
+            return SAY("%s, after %g s", why, vlai_now() - start);
+    } else {
+        nanosleep(&(struct timespec){1, 0}, NULL);
+    }
+    vlai_comm_close(comm);
+    return 0;
+}
+
+static void test_abort(void **state)
+{
+    (void)state;
+    assert_int_equal(forked_run(&(forked){2, 20, 30, abort_body, NULL}, NULL), 0);
+}
+
+static void test_devices(void **state)
+{
+    (void)state;
+    vla_error err = VLA_ERROR_INIT;
+    vlai_comm *comm = NULL;
+    assert_fails(vlai_comm_open(NULL, "tpu", &comm, &err), VLA_E_INVALID, err, "wanted cpu");
+    assert_ok(vlai_comm_open(NULL, "cpu", &comm, &err), err);
+    assert_int_equal(vlai_comm_world(comm), 1);
+    assert_int_equal(vlai_comm_world(NULL), 1);
+    vlai_comm_close(comm);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_devices), cmocka_unit_test(test_sums),   cmocka_unit_test(test_plans),
+                                       cmocka_unit_test(test_killed),  cmocka_unit_test(test_absent), cmocka_unit_test(test_abort)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
