@@ -5,7 +5,6 @@
 #include "base/time.h"
 #include "dist/protocol.h"
 #include "dist/server.h"
-#include "dist/status.h"
 #include "dist/wire.h"
 
 #include <errno.h>
@@ -482,7 +481,6 @@ void vlai_group_progress(vlai_group *g, const char *phase, int64_t step)
     if (!g)
         return;
     double now = vlai_now();
-    vlai_status_put(phase, step);
     pthread_mutex_lock(&g->lock);
     snprintf(g->phase, sizeof g->phase, "%s", phase);
     g->step = step;

@@ -253,8 +253,7 @@ static void join_rows(vla_trainer *t, vlai_flight *f)
         const row *w = row_of(t, r);
         f->flops += w->flops;
         f->stall = w->stall > f->stall ? w->stall : f->stall;
-        /* A loss (its name stands first) explains more than a gradient, which others may have got from that rank. */
-        if (w->culprit[0] && (culprit < 0 || (w->culprit[0] == '\'' && row_of(t, culprit)->culprit[0] != '\'')))
+        if (w->culprit[0] && culprit < 0)
             culprit = r;
         if (w->stop && !t->stop_after)
             t->stop_after = f->step + STOP_LAG;

@@ -154,10 +154,10 @@ static bool find_guilty_gradient(const vla_trainer *t, char *culprit, size_t siz
 }
 
 /* A loss may be finite and its gradient not; no single sample can be blamed, so all of the (last) micro-batch are named. Of
- * several ranks each looks at its own gradients, and says nothing where they are finite. */
+ * several ranks each looks at its own gradients, and says nothing where they are finite, or where they have become everybody's. */
 static void report_guilty_gradient(vla_trainer *t, vlai_flight *f, double norm)
 {
-    bool found = find_guilty_gradient(t, f->culprit, sizeof f->culprit);
+    bool own = !t->group || t->options.zero, found = own && find_guilty_gradient(t, f->culprit, sizeof f->culprit);
     if (t->group && !found) {
         f->culprit[0] = 0;
         return;
