@@ -11,6 +11,7 @@
 #include "base/memory.h"
 #include "base/text.h"
 #include "exec/plan.h"
+#include "exec/store.h"
 #include "image/patchify.h"
 #include "model/wallx_flops.h"
 #include "model/wallx_plan.h"
@@ -41,12 +42,16 @@ static const char plan_help[] =
     "  --vocab N            rows of the embedding (from the architecture file)\n"
     "  --recompute none|cheap|layer   what the planned columns make again in the backward pass (memory.recompute, else cheap)\n"
     "  --numerics fp32|bf16|bf16-sr|bf16-plain   (training.numerics; auto: bf16, or fp32 with --device cpu)\n"
-    "  --ranks N[,N]        sharding of the optimiser's state to show (1,4,8)\n"
+    "  --ranks N[,N]        numbers of ranks to plan for (1,4,8): each plan is that of rank 0, whose optimiser state is its shard\n"
+    "                       (dist.zero); planned columns overlap buckets of perf.bucket MB, plain ones have 25 MB behind the backward\n"
+    "  --step               planned columns are whole steps, the update in the plan, as with WALLX_PERF_COMPILE: gradients are then\n"
+    "                       part of the activations\n"
     "  --fuse none|model|visual|all   where the planned columns join operations, and how often each kind was joined (none)\n"
     "  --text               the whole plan, one line per launch, instead\n"
     "  --json               the figures as one JSON object\n\n"
     "Examples:\n"
     "  vla inspect plan --config configs/libero_local_perf.yml --batch 26 --device null\n"
+    "  vla inspect plan --config configs/libero_local_perf.yml --batch 26 --step --fuse all --ranks 1,2,4,8\n"
     "  vla inspect plan --config configs/libero.yml --grid 32x32,32x32,32x32 --text-tokens 141 --recompute layer\n"
     "  vla inspect plan --config configs/libero.yml --batch 1 --text | less\n";
 
@@ -68,7 +73,7 @@ typedef struct request {
     int64_t images, ranks[RANK_LIMIT];
     int32_t grid[3 * IMAGE_LIMIT];
     int rank_count;
-    bool text, json, backward;
+    bool text, json, backward, step;
 } request;
 
 typedef struct model {
@@ -135,6 +140,7 @@ static int parse(int argc, char **argv, const char *name, bool graph, request *r
         {"--grid", ARG_TEXT, &grid},        {"--vocab", ARG_COUNT, &r->vocab}, {"--json", ARG_FLAG, &r->json},
         {"--device", ARG_TEXT, &r->device}, {"--recompute", ARG_TEXT, &r->recompute},
         {"--numerics", ARG_TEXT, &r->numerics}, {"--ranks", ARG_TEXT, &ranks}, {"--text", ARG_FLAG, &r->text}, {"--fuse", ARG_TEXT, &r->fuse},
+        {"--step", ARG_FLAG, &r->step},
     };
     arg_row graphs[SHARED + 1];
     memcpy(graphs, options, SHARED * sizeof *graphs);
@@ -245,54 +251,137 @@ static vla_status load(request *r, model *m, vla_error *err)
 /* --- figures --- */
 
 typedef struct figures {
-    vla_plan_memory memory; /* of one rank without sharding */
+    vla_plan_memory memory; /* of one rank */
+    size_t buckets, shards; /* of several: most bytes of gradient buckets at one time, and of what is reduced; in the arena */
+    size_t collectives;
     size_t lower_bound;     /* of the arena */
     size_t nodes;
     double flops;           /* executed, of one micro-batch */
     size_t fused[VLAI_FUSE_COUNT];
 } figures;
 
-static vla_status list_parameters(const model *m, vla_store **store, vla_error *err)
+/* The store of rank 0 of so many; never allocated. */
+static vla_status make_store(const model *m, int64_t ranks, bool planned, vla_store **store, vla_error *err)
 {
+    vla_shard_options o = {sizeof o, 0, (int)ranks, planned ? (size_t)m->train->perf.bucket * 1000000 : 25000000, (int)m->train->dist.zero};
     VLA_TRY(vla_store_create(store, err));
     vla_status status = vlai_wallx_params(&m->config, NULL, NULL, *store, err);
+    if (status == VLA_OK)
+        status = vla_store_shard(*store, &o, err);
+    if (status == VLA_OK)
+        status = vlai_store_lay_out(*store, m->numerics, m->use, err);
     if (status != VLA_OK)
         vla_store_destroy(*store);
     return status;
 }
 
-static vla_status make_plan(const request *r, const model *m, const vla_store *store, vla_memory_layout layout,
-                            vla_recompute recompute, figures *out, char **text, vla_error *err)
+static size_t bytes_of(const vla_graph *g, vla_value v)
 {
-    vla_plan_options o = VLA_PLAN_OPTIONS_DEFAULT;
-    o.numerics = m->numerics;
-    o.layout = layout;
-    o.recompute = recompute;
-    o.fuse = layout == VLA_MEMORY_LIFETIMES ? m->fuse : 0;
-    o.visual_layers = (int)m->config.vision.depth + 1;
+    return (size_t)g->values[v].elements * vla_dtype_size(g->values[v].dtype);
+}
+
+/* Buckets are alive from their making to the last node that reads a value in their bytes. */
+static vla_status measure_buckets(const vla_plan *plan, figures *out, vla_error *err)
+{
+    const vla_graph *g = plan->graph;
+    int64_t *change = vlai_calloc(g->n_nodes + 2, sizeof *change), now = 0;
+    int32_t *last = vlai_calloc(g->n_values + 1, sizeof *last);
+    if (!change || !last) {
+        vlai_free(change);
+        vlai_free(last);
+        return vlai_nomem(err, g->n_values * sizeof *last);
+    }
+    for (size_t n = 0; n < g->n_nodes; n++)
+        for (int i = 0; i < g->nodes[n].n_inputs; i++)
+            if (g->nodes[n].inputs[i] != VLA_NONE)
+                last[plan->memory.root[g->nodes[n].inputs[i]]] = (int32_t)n;
+    for (size_t n = 0; n < g->n_nodes; n++) {
+        const vlai_node *node = &g->nodes[n];
+        out->collectives += vlai_op_is_collective(node->op);
+        if (node->op == VLAI_OP_reduce_scatter)
+            out->shards += bytes_of(g, node->outputs[0]);
+        if (node->op == VLAI_OP_bucket) {
+            change[n] += (int64_t)bytes_of(g, node->outputs[0]);
+            change[last[node->outputs[0]] + 1] -= (int64_t)bytes_of(g, node->outputs[0]);
+        }
+    }
+    for (size_t n = 0; n < g->n_nodes; n++) {
+        now += change[n];
+        out->buckets = now > (int64_t)out->buckets ? (size_t)now : out->buckets;
+    }
+    vlai_free(change);
+    vlai_free(last);
+    return VLA_OK;
+}
+
+/* What a step needs beside the plan of its batch: the update of several ranks has shards of its own. */
+static vla_status add_update(const vla_store *store, const vla_gradient_status *gradients, const vla_adamw_options *adamw,
+                             const vla_plan_options *o, figures *out, vla_error *err)
+{
+    vla_graph *g;
+    vla_plan *plan;
+    VLA_TRY(vla_graph_adamw(store, gradients, adamw, &g, err));
+    VLA_TRY(vla_plan_build(g, o, &plan, err));
+    vla_status status = measure_buckets(plan, out, err);
+    size_t arena = vla_plan_memory_get(plan).activations;
+    if (arena > out->memory.activations)
+        out->memory.activations = arena;
+    vla_plan_destroy(plan);
+    return status;
+}
+
+static vla_status plan_of(const request *r, const model *m, const vla_store *store, const vla_plan_options *o, bool whole, figures *out,
+                          char **text, vla_error *err)
+{
+    vla_adamw_options adamw = vlai_settings_adamw(m->train);
     vla_plan *plan = NULL;
     vla_gradient_status *gradients = vlai_calloc(vla_store_count(store) + 1, sizeof *gradients);
     if (!gradients)
         return vlai_nomem(err, vla_store_count(store) * sizeof *gradients);
-    vla_status status = vlai_wallx_plan_training(&m->config, &m->shape, store, m->use == VLA_STORE_ACCUMULATE, &o, gradients, &plan, err);
-    vlai_free(gradients);
-    if (status != VLA_OK)
-        return status;
-    out->memory = vla_plan_memory_get(plan);
-    out->memory.weights = vla_store_bytes(store, VLA_STORE_WEIGHT, m->numerics, m->use);
-    out->memory.gradients = vla_store_bytes(store, VLA_STORE_GRADIENT, m->numerics, m->use);
-    out->memory.optimizer = vla_store_bytes(store, VLA_STORE_M, m->numerics, m->use) + vla_store_bytes(store, VLA_STORE_V, m->numerics, m->use) +
-                            vla_store_bytes(store, VLA_STORE_LOW, m->numerics, m->use);
-    long processors = sysconf(_SC_NPROCESSORS_ONLN);
-    size_t threads = processors > 0 ? (size_t)processors : 1;
-    out->memory.workspace = !strcmp(r->device, "cpu") ? plan->workspace + plan->widen + threads * plan->workspace_per_thread : DEVICE_WORKSPACE;
-    out->lower_bound = plan->memory.peak_bytes > out->memory.inputs ? plan->memory.peak_bytes - out->memory.inputs : 0;
-    out->nodes = vla_plan_nodes(plan);
-    memcpy(out->fused, plan->fused, sizeof out->fused);
-    out->flops = vla_plan_flops(plan);
-    if (text)
+    vla_status status = whole ? vlai_wallx_plan_step(&m->config, &m->shape, store, &adamw, o, gradients, &plan, err)
+                              : vlai_wallx_plan_training(&m->config, &m->shape, store, m->use == VLA_STORE_ACCUMULATE, o, gradients, &plan, err);
+    if (status == VLA_OK) {
+        long processors = sysconf(_SC_NPROCESSORS_ONLN);
+        size_t threads = processors > 0 ? (size_t)processors : 1;
+        out->memory = vla_plan_memory_get(plan);
+        out->memory.workspace = !strcmp(r->device, "cpu") ? plan->workspace + plan->widen + threads * plan->workspace_per_thread : DEVICE_WORKSPACE;
+        out->lower_bound = plan->memory.peak_bytes > out->memory.inputs ? plan->memory.peak_bytes - out->memory.inputs : 0;
+        out->nodes = vla_plan_nodes(plan);
+        memcpy(out->fused, plan->fused, sizeof out->fused);
+        out->flops = vla_plan_flops(plan);
+        status = measure_buckets(plan, out, err);
+    }
+    if (status == VLA_OK && !whole && store->world > 1)
+        status = add_update(store, gradients, &adamw, o, out, err);
+    if (status == VLA_OK && text)
         status = vla_plan_print(plan, text, err);
     vla_plan_destroy(plan);
+    vlai_free(gradients);
+    return status;
+}
+
+static vla_status make_plan(const request *r, const model *m, int64_t ranks, vla_memory_layout layout, vla_recompute recompute, figures *out,
+                            char **text, vla_error *err)
+{
+    bool planned = layout == VLA_MEMORY_LIFETIMES, whole = planned && r->step;
+    vla_store *store;
+    *out = (figures){0};
+    VLA_TRY(make_store(m, ranks, planned, &store, err));
+    vla_plan_options o = VLA_PLAN_OPTIONS_DEFAULT;
+    o.numerics = m->numerics;
+    o.layout = layout;
+    o.recompute = recompute;
+    o.fuse = planned ? m->fuse : 0;
+    o.visual_layers = (int)m->config.vision.depth + 1;
+    o.store = store;
+    o.overlap = planned;
+    vla_store_use use = whole ? VLA_STORE_STEP : m->use;
+    vla_status status = plan_of(r, m, store, &o, whole, out, text, err);
+    out->memory.weights = vla_store_bytes(store, VLA_STORE_WEIGHT, m->numerics, use);
+    out->memory.gradients = vla_store_bytes(store, VLA_STORE_GRADIENT, m->numerics, use);
+    out->memory.optimizer = vla_store_bytes(store, VLA_STORE_M, m->numerics, use) + vla_store_bytes(store, VLA_STORE_V, m->numerics, use) +
+                            vla_store_bytes(store, VLA_STORE_LOW, m->numerics, use);
+    vla_store_destroy(store);
     return status;
 }
 
@@ -301,26 +390,23 @@ static const char *const recompute_names[] = {"none", "cheap", "layer"};
 static const struct {
     const char *name;
     size_t offset;
-    bool sharded; /* over the ranks */
 } rows[] = {
-    {"weights", offsetof(vla_plan_memory, weights), false},
-    {"gradients", offsetof(vla_plan_memory, gradients), false},
-    {"optimizer", offsetof(vla_plan_memory, optimizer), true},
-    {"activations", offsetof(vla_plan_memory, activations), false},
-    {"inputs", offsetof(vla_plan_memory, inputs), false},
-    {"workspace", offsetof(vla_plan_memory, workspace), false},
+    {"weights", offsetof(vla_plan_memory, weights)},         {"gradients", offsetof(vla_plan_memory, gradients)},
+    {"optimizer", offsetof(vla_plan_memory, optimizer)},     {"activations", offsetof(vla_plan_memory, activations)},
+    {"inputs", offsetof(vla_plan_memory, inputs)},           {"workspace", offsetof(vla_plan_memory, workspace)},
 };
 enum { ROWS = sizeof rows / sizeof *rows };
 
-static size_t row_bytes(const figures *f, int row, int64_t ranks)
+static size_t row_bytes(const figures *f, int row)
 {
     size_t bytes;
     memcpy(&bytes, (const char *)&f->memory + rows[row].offset, sizeof bytes);
-    return rows[row].sharded ? (bytes + (size_t)ranks - 1) / (size_t)ranks : bytes;
+    return bytes;
 }
 
 typedef struct summary {
-    figures planned, plain, modes[3];
+    figures planned[RANK_LIMIT], plain[RANK_LIMIT]; /* per number of ranks */
+    figures modes[3], alone;                        /* one rank, planned by recompute, and plain */
     vlai_wallx_flops model_flops;
     int64_t parameters;
     double seconds;
@@ -329,7 +415,7 @@ typedef struct summary {
 static void print_table(const request *r, const summary *s)
 {
     static const char *const column[] = {"planned", "plain"};
-    printf("\nmemory of a rank, GB (10^9 bytes), optimizer state sharded over the ranks\n%-12s", "");
+    printf("\nmemory of a rank, GB (10^9 bytes)\n%-12s", "");
     for (int c = 0; c < 2; c++)
         for (int i = 0; i < r->rank_count; i++) {
             char head[48];
@@ -340,14 +426,20 @@ static void print_table(const request *r, const summary *s)
         printf("\n%-12s", row < ROWS ? rows[row].name : "total");
         for (int c = 0; c < 2; c++)
             for (int i = 0; i < r->rank_count; i++) {
-                const figures *f = c ? &s->plain : &s->planned;
+                const figures *f = c ? &s->plain[i] : &s->planned[i];
                 size_t bytes = 0;
                 for (int k = row < ROWS ? row : 0; k < (row < ROWS ? row + 1 : ROWS); k++)
-                    bytes += row_bytes(f, k, r->ranks[i]);
+                    bytes += row_bytes(f, k);
                 printf(" %11.3f", (double)bytes * 1e-9);
             }
     }
     printf("\n");
+    for (int i = 0; i < r->rank_count; i++) {
+        const figures *f = &s->planned[i];
+        if (f->collectives)
+            printf("%lld ranks: %zu collectives; of the activations at most %.3f GB gradient buckets at one time, %.3f GB reduced shards\n",
+                   (long long)r->ranks[i], f->collectives, (double)f->buckets * 1e-9, (double)f->shards * 1e-9);
+    }
 }
 
 static void print_summary(const request *r, const model *m, const summary *s)
@@ -362,9 +454,9 @@ static void print_summary(const request *r, const model *m, const summary *s)
         printf("%s %dx%d", i ? "," : " pictures of", r->grid[3 * i + 1], r->grid[3 * i + 2]);
     printf("%s patches\n", r->images ? "" : " no");
     printf("planned: offsets by lifetime, recompute %s, %zu launches; plain: free lists, recompute none, %zu launches\n",
-           recompute_names[m->recompute], s->planned.nodes, s->plain.nodes);
+           recompute_names[m->recompute], s->planned[0].nodes, s->plain[0].nodes);
     for (int p = 0; m->fuse && p < VLAI_FUSE_COUNT; p++)
-        printf("%s %zu %s (saves %s)", p ? ",\n      " : "fused:", s->planned.fused[p], vlai_fuse_name(p), vlai_fuse_saves(p));
+        printf("%s %zu %s (saves %s)", p ? ",\n      " : "fused:", s->planned[0].fused[p], vlai_fuse_name(p), vlai_fuse_saves(p));
     printf("%s", m->fuse ? "\n" : "");
     print_table(r, s);
     printf("\nplanned activations by recompute, GB:");
@@ -375,9 +467,9 @@ static void print_summary(const request *r, const model *m, const summary *s)
     printf("\n\nmodel FLOPs per sample     %8.4f T  training = 3 x forward (vision %.1f + %.1f attention, language %.1f + %.1f, head %.2f G)\n",
            s->model_flops.training * 1e-12, s->model_flops.vision_linear * 1e-9, s->model_flops.vision_attention * 1e-9,
            s->model_flops.language_linear * 1e-9, s->model_flops.language_attention * 1e-9, s->model_flops.action_head * 1e-9);
-    printf("executed FLOPs per sample  %8.4f T  recompute none: what no result needs is left out\n", s->plain.flops / samples * 1e-12);
+    printf("executed FLOPs per sample  %8.4f T  recompute none: what no result needs is left out\n", s->alone.flops / samples * 1e-12);
     if (m->recompute != VLA_RECOMPUTE_NONE)
-        printf("                           %8.4f T  recompute %s\n", s->planned.flops / samples * 1e-12, recompute_names[m->recompute]);
+        printf("                           %8.4f T  recompute %s\n", s->modes[m->recompute].flops / samples * 1e-12, recompute_names[m->recompute]);
     printf("planned in %.2f s\n", s->seconds);
 }
 
@@ -388,10 +480,13 @@ static json_t *figures_json(const figures *f, const request *r)
         json_t *one = json_object();
         size_t total = 0;
         for (int row = 0; row < ROWS; row++) {
-            json_object_set_new(one, rows[row].name, json_integer((json_int_t)row_bytes(f, row, r->ranks[i])));
-            total += row_bytes(f, row, r->ranks[i]);
+            json_object_set_new(one, rows[row].name, json_integer((json_int_t)row_bytes(&f[i], row)));
+            total += row_bytes(&f[i], row);
         }
         json_object_set_new(one, "total", json_integer((json_int_t)total));
+        json_object_set_new(one, "buckets", json_integer((json_int_t)f[i].buckets));
+        json_object_set_new(one, "shards", json_integer((json_int_t)f[i].shards));
+        json_object_set_new(one, "collectives", json_integer((json_int_t)f[i].collectives));
         char name[32];
         snprintf(name, sizeof name, "%lld", (long long)r->ranks[i]);
         json_object_set_new(ranks, name, one);
@@ -409,12 +504,12 @@ static vla_status print_json(const request *r, const model *m, const summary *s,
     json_t *out = json_pack("{s:I, s:I, s:I, s:I, s:s, s:o, s:o, s:o, s:f, s:f, s:f}", "batch", (json_int_t)r->batch, "tokens_per_sample",
                             (json_int_t)((m->shape.tokens0 + m->shape.tokens1) / m->shape.samples), "vocab",
                             (json_int_t)m->config.vocab_size, "parameters", (json_int_t)s->parameters, "recompute",
-                            recompute_names[m->recompute], "planned", figures_json(&s->planned, r), "plain", figures_json(&s->plain, r),
+                            recompute_names[m->recompute], "planned", figures_json(s->planned, r), "plain", figures_json(s->plain, r),
                             "activations", modes, "model_flops_per_sample", s->model_flops.training, "executed_flops_per_sample",
-                            s->plain.flops / samples, "seconds", s->seconds);
+                            s->alone.flops / samples, "seconds", s->seconds);
     json_t *fused = json_object();
     for (int p = 0; p < VLAI_FUSE_COUNT; p++)
-        json_object_set_new(fused, vlai_fuse_name(p), json_integer((json_int_t)s->planned.fused[p]));
+        json_object_set_new(fused, vlai_fuse_name(p), json_integer((json_int_t)s->planned[0].fused[p]));
     json_object_set_new(out, "fused", fused);
     char *text = out ? json_dumps(out, JSON_INDENT(2)) : NULL;
     json_decref(out);
@@ -436,32 +531,37 @@ static vla_status run_plan(request *r, model *m, vla_error *err)
 {
     double start = now();
     VLA_TRY(load(r, m, err));
-    vla_store *store;
-    VLA_TRY(list_parameters(m, &store, err));
     summary s = {0};
-    char *text = NULL;
-    vla_status status = VLA_OK;
     if (r->text) {
-        VLA_TRY_GOTO(make_plan(r, m, store, VLA_MEMORY_LIFETIMES, m->recompute, &s.planned, &text, err), done);
-        fputs(text, stdout);
-        goto done;
+        char *text = NULL;
+        vla_status status = make_plan(r, m, r->ranks[0], VLA_MEMORY_LIFETIMES, m->recompute, &s.planned[0], &text, err);
+        if (status == VLA_OK)
+            fputs(text, stdout);
+        free(text);
+        return status;
     }
     for (int mode = VLA_RECOMPUTE_NONE; mode <= VLA_RECOMPUTE_LAYER; mode++)
-        VLA_TRY_GOTO(make_plan(r, m, store, VLA_MEMORY_LIFETIMES, (vla_recompute)mode, &s.modes[mode], NULL, err), done);
-    VLA_TRY_GOTO(make_plan(r, m, store, VLA_MEMORY_FREE_LISTS, VLA_RECOMPUTE_NONE, &s.plain, NULL, err), done);
-    s.planned = s.modes[m->recompute];
+        VLA_TRY(make_plan(r, m, 1, VLA_MEMORY_LIFETIMES, (vla_recompute)mode, &s.modes[mode], NULL, err));
+    VLA_TRY(make_plan(r, m, 1, VLA_MEMORY_FREE_LISTS, VLA_RECOMPUTE_NONE, &s.alone, NULL, err));
+    for (int i = 0; i < r->rank_count; i++) {
+        s.planned[i] = s.modes[m->recompute];
+        s.plain[i] = s.alone;
+        if (r->ranks[i] == 1)
+            continue;
+        VLA_TRY(make_plan(r, m, r->ranks[i], VLA_MEMORY_LIFETIMES, m->recompute, &s.planned[i], NULL, err));
+        VLA_TRY(make_plan(r, m, r->ranks[i], VLA_MEMORY_FREE_LISTS, VLA_RECOMPUTE_NONE, &s.plain[i], NULL, err));
+    }
+    vla_store *store;
+    VLA_TRY(make_store(m, 1, true, &store, err));
     for (size_t i = 0; i < vla_store_count(store); i++)
         s.parameters += vla_store_tensor(store, VLA_STORE_WEIGHT, i).elements;
+    vla_store_destroy(store);
     vlai_wallx_flops_of(&m->config, r->text_tokens, m->shape.horizon, 0, r->images, r->grid, &s.model_flops);
     s.seconds = now() - start;
     if (r->json)
-        status = print_json(r, m, &s, err);
-    else
-        print_summary(r, m, &s);
-done:
-    free(text);
-    vla_store_destroy(store);
-    return status;
+        return print_json(r, m, &s, err);
+    print_summary(r, m, &s);
+    return VLA_OK;
 }
 
 /* {"lines": [...]}: the text of a graph, line by line. */

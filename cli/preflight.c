@@ -6,6 +6,7 @@
 #include "train/preflight.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static const char help[] =
@@ -16,6 +17,7 @@ static const char help[] =
     "  --config FILE          YAML or JSON, as for vla train\n"
     "  --section.key=value    overrides a key\n"
     "  --device cpu|cuda|cuda:N|auto   the same as --training.device=\n"
+    "  --ranks N              the run has N ranks, each with a GPU of its own: memory is that of one of them (1)\n"
     "  --json                 one JSON object: checks, memory in bytes, disk\n\n"
     "Exit codes: 0 all is well; 2 configuration; 3 data, file or disk; 4 memory (of the first failure).\n\n"
     "Examples:\n"
@@ -23,7 +25,7 @@ static const char help[] =
     "  vla preflight --config demo.yml --hyperparams.batch_size_per_gpu=64\n"
     "  WALLX_PERF_ALLOC=1 vla preflight --config demo.yml --json | jq .memory\n";
 
-enum { OVERRIDES = 256 };
+enum { OVERRIDES = 256, RANKS = 1000000 };
 
 static vla_status print(const vlai_preflight *p, int json, vla_error *err)
 {
@@ -45,11 +47,11 @@ static vla_status print(const vlai_preflight *p, int json, vla_error *err)
 
 int command_preflight(int argc, char **argv)
 {
-    static const char *const known[] = {"--config", "--device", "--json", "--help"};
+    static const char *const known[] = {"--config", "--device", "--ranks", "--json", "--help"};
     const char *path = NULL, *overrides[OVERRIDES];
     char device[64];
     size_t count = 0;
-    int json = 0;
+    int json = 0, ranks = 1;
     if (argc < 2 || command_help(argc, argv, help))
         return argc < 2 ? fputs(help, stderr), EXIT_USAGE : EXIT_DONE;
     for (int i = 1; i < argc; i++) {
@@ -58,12 +60,20 @@ int command_preflight(int argc, char **argv)
         else if (!strcmp(argv[i], "--device") && i + 1 < argc && count < OVERRIDES) {
             snprintf(device, sizeof device, "training.device=%s", argv[++i]);
             overrides[count++] = device;
+        } else if (!strcmp(argv[i], "--ranks") && i + 1 < argc) {
+            char *end;
+            long n = strtol(argv[++i], &end, 10);
+            if (*end || n < 1 || n > RANKS) {
+                fprintf(stderr, "vla preflight: --ranks '%s': wanted a count from 1 to %d\n", argv[i], RANKS);
+                return EXIT_USAGE;
+            }
+            ranks = (int)n;
         } else if (!strcmp(argv[i], "--json"))
             json = 1;
         else if (vlai_config_is_override(argv[i]) && count < OVERRIDES)
             overrides[count++] = argv[i];
         else
-            return command_unknown("preflight", argv[i], known, 4);
+            return command_unknown("preflight", argv[i], known, 5);
     }
     vla_error err = VLA_ERROR_INIT;
     if (!path)
@@ -72,7 +82,7 @@ int command_preflight(int argc, char **argv)
     vlai_preflight p = {0};
     vla_status status = vlai_config_load(path, overrides, count, &config, &err);
     if (status == VLA_OK)
-        status = vlai_preflight_run(config, &p, &err);
+        status = vlai_preflight_run(config, ranks, &p, &err);
     if (status == VLA_OK)
         status = print(&p, json, &err);
     int code = status == VLA_OK ? EXIT_DONE : command_fail("preflight", &err);

@@ -440,12 +440,12 @@ static void write_report(view *v, const char *run)
 }
 
 /* The device had no room for the run: what it needs, and settings that need less. */
-static void say_short(view *v, const vlai_config *config)
+static void say_short(view *v, const vlai_config *config, int ranks)
 {
     vlai_preflight p;
     vla_error inner = VLA_ERROR_INIT;
     vlai_text text = {0};
-    if (vlai_preflight_run(config, &p, &inner) != VLA_OK)
+    if (vlai_preflight_run(config, ranks, &p, &inner) != VLA_OK)
         return;
     vlai_preflight_memory(&p, &text);
     if (text.data)
@@ -513,7 +513,7 @@ static vla_status train(view *v, const request *q, together *t, const vlai_confi
     v->drawn = 0;
     bool in_order = status == VLA_OK || status == VLA_E_CANCELLED;
     if (status == VLA_E_DEVICE_NOMEM)
-        say_short(v, config);
+        say_short(v, config, t->ranks.world);
     if (!t->group || in_order) {
         vla_trainer_destroy(trainer);
         vlai_wallx_task_close(task);

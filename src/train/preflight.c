@@ -341,10 +341,10 @@ static void close_first_part(look *l)
     l->has_contract = false;
 }
 
-vla_status vlai_preflight_run(const vlai_config *config, vlai_preflight *out, vla_error *err)
+vla_status vlai_preflight_run(const vlai_config *config, int ranks, vlai_preflight *out, vla_error *err)
 {
     *out = (vlai_preflight){0};
-    look l = {.config = config, .out = out, .err = err};
+    look l = {.config = config, .ranks = ranks, .out = out, .err = err};
     check_config(&l);
     check_architecture(&l);
     check_processor(&l);
@@ -359,7 +359,10 @@ vla_status vlai_preflight_run(const vlai_config *config, vlai_preflight *out, vl
     if (l.status == VLA_OK)
         vlai_look_memory(&l);
     check_disk(&l);
-    vlai_look_say(&l, "collectives", VLAI_CHECK_SKIPPED, "one rank: there is nothing to connect");
+    if (ranks > 1)
+        vlai_look_say(&l, "collectives", VLAI_CHECK_SKIPPED, "memory is that of one of %d ranks; they meet when the run starts", ranks);
+    else
+        vlai_look_say(&l, "collectives", VLAI_CHECK_SKIPPED, "one rank: there is nothing to connect");
     vlai_wallx_task_close(l.task);
     vla_executor_destroy(l.executor);
     if (l.status != VLA_OK)

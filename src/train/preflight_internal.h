@@ -10,6 +10,7 @@
 
 typedef struct look {
     const vlai_config *config;
+    int ranks;
     vlai_preflight *out;
     vla_error *err;
     vla_status status; /* what keeps it from looking on */

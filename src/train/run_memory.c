@@ -291,8 +291,13 @@ vla_status vlai_run_memory_plan(const vla_model *model, const vla_adamw_options 
     p.options.visual_layers = settings->visual_layers;
     p.options.fast_attention = settings->fast_attention;
     p.options.fast = settings->fast;
+    p.options.overlap = settings->overlap;
+    p.options.gradient_dtype = settings->gradient_dtype;
     VLA_TRY_GOTO(vla_store_create(&p.store, err), done);
     VLA_TRY_GOTO(model->params(model->user, p.store, err), done);
+    if (settings->shard.world > 1)
+        VLA_TRY_GOTO(vla_store_shard(p.store, &settings->shard, err), done);
+    p.options.store = p.store;
     VLA_TRY_GOTO(vlai_store_lay_out(p.store, settings->numerics, use_of(settings), err), done);
     p.shape = vlai_calloc(1, model->shape_size);
     p.status = vlai_calloc(vla_store_count(p.store) + 1, sizeof *p.status);
@@ -305,7 +310,7 @@ vla_status vlai_run_memory_plan(const vla_model *model, const vla_adamw_options 
         p.options.recompute++;
         VLA_TRY_GOTO(plan_once(&p, slots, err), done);
     }
-    if (settings->automatic && p.options.recompute == VLA_RECOMPUTE_CHEAP) { /* as the run itself decides */
+    if (settings->automatic && p.options.recompute == VLA_RECOMPUTE_CHEAP && settings->shard.world < 2) { /* as the run itself decides */
         size_t keep = vlai_device_keep(p.options.numerics, room(&p), taken(&p), settings->executor ? p.need.arena : out->arena);
         for (; keep; keep = taken(&p) > room(&p) ? keep / 2 : 0) {
             p.options.keep = keep;

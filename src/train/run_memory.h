@@ -29,6 +29,9 @@ typedef struct vlai_run_settings {
     size_t limit;    /* most bytes of the device (0: what is free) */
     const vla_executor *executor; /* of a device; NULL: the run is on the CPU */
     bool whole_step; /* the update is part of the batch's plan; only with accumulation 1 */
+    vla_shard_options shard; /* world 0 or 1: one rank */
+    int overlap;             /* this and gradient_dtype: as in vla_plan_options */
+    vla_dtype gradient_dtype;
     int threads; /* 0: one per processor */
 } vlai_run_settings;
 
