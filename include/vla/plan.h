@@ -36,8 +36,7 @@ enum {
     VLA_FAST_REPLAY = 2, /* captures the plan's launches once and replays them */
     VLA_FAST_UPDATE = 4, /* one launch for the update of all tensors of one type */
     VLA_FAST_LANES = 8,  /* small work beside the main work */
-    VLA_FAST_ALL = 15,
-    VLA_FAST_OVERLAP = 16 /* collectives beside the work, from the moment that their operands are there; not part of ALL */
+    VLA_FAST_ALL = 15
 };
 
 typedef struct vla_plan_options {

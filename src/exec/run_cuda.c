@@ -193,7 +193,7 @@ static bool is_nothing(const vlai_cuda_call *call)
 static int lane_of(const vla_run *run, const vlai_node *node)
 {
     if (vlai_op_is_collective(node->op))
-        return run->plan->options.fast & VLA_FAST_OVERLAP ? VLAI_LANE_COMM : 0;
+        return run->plan->options.overlap ? VLAI_LANE_COMM : 0;
     if (!(run->plan->options.fast & VLA_FAST_LANES))
         return 0;
     bool of_weight = node->op == VLAI_OP_matmul && node->backward && node->attrs.matmul.transpose_a;

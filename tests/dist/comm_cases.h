@@ -60,7 +60,7 @@ static inline void put_sum(vla_dtype dtype, void *to, int64_t at, int world, int
 
 enum { PART = 37 };
 
-static inline vla_status plan_of_collectives(int rank, int world, vla_numerics numerics, unsigned fast, vla_plan **plan, vla_error *err)
+static inline vla_status plan_of_collectives(int rank, int world, vla_numerics numerics, unsigned fast, int overlap, vla_plan **plan, vla_error *err)
 {
     vla_graph *g = NULL;
     VLA_TRY(vla_graph_create(&g, err));
@@ -75,6 +75,7 @@ static inline vla_status plan_of_collectives(int rank, int world, vla_numerics n
     vla_plan_options o = VLA_PLAN_OPTIONS_DEFAULT;
     o.numerics = numerics;
     o.fast = fast;
+    o.overlap = overlap;
     return vla_plan_build(g, &o, plan, err);
 }
 
@@ -89,14 +90,14 @@ static inline double whole_number(int rank, int64_t i)
     return (double)((i * 7 + rank * 3) % 11 - 5);
 }
 
-static inline int check_plan(vlai_comm *comm, const char *device, vla_numerics numerics, unsigned fast)
+static inline int check_plan(vlai_comm *comm, const char *device, vla_numerics numerics, unsigned fast, int overlap)
 {
     int world = vlai_comm_world(comm), rank = vlai_comm_rank(comm), bad = 0;
     vla_error err = VLA_ERROR_INIT;
     vla_plan *plan = NULL;
     vla_executor *ex = NULL;
     vla_run *run = NULL;
-    if (plan_of_collectives(rank, world, numerics, fast, &plan, &err) != VLA_OK || vla_executor_create_on(device, 1, &ex, &err) != VLA_OK)
+    if (plan_of_collectives(rank, world, numerics, fast, overlap, &plan, &err) != VLA_OK || vla_executor_create_on(device, 1, &ex, &err) != VLA_OK)
         return SAY("%s", err.message);
     if (world > 1 && vla_run_create(ex, plan, NULL, &run, &err) == VLA_OK)
         return SAY("a plan of %d ranks runs without a communicator", world);
