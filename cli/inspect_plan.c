@@ -297,7 +297,6 @@ static vla_status measure_buckets(const vla_plan *plan, figures *out, vla_error 
                 last[plan->memory.root[g->nodes[n].inputs[i]]] = (int32_t)n;
     for (size_t n = 0; n < g->n_nodes; n++) {
         const vlai_node *node = &g->nodes[n];
-        out->collectives += vlai_op_is_collective(node->op);
         if (node->op == VLAI_OP_reduce_scatter)
             out->shards += bytes_of(g, node->outputs[0]);
         if (node->op == VLAI_OP_bucket) {
@@ -309,6 +308,7 @@ static vla_status measure_buckets(const vla_plan *plan, figures *out, vla_error 
         now += change[n];
         out->buckets = now > (int64_t)out->buckets ? (size_t)now : out->buckets;
     }
+    out->collectives += plan->collectives;
     vlai_free(change);
     vlai_free(last);
     return VLA_OK;

@@ -39,6 +39,11 @@ static void measure(vla_plan *plan)
         vlai_cost cost = {0};
         vlai_ops[g->nodes[n].op].cost(g, &g->nodes[n], &cost);
         plan->flops += cost.flops;
+        if (vlai_op_is_collective(g->nodes[n].op)) {
+            size_t bytes = value_bytes(vlai_value(g, g->nodes[n].inputs[0]));
+            plan->collectives++;
+            *(g->nodes[n].op == VLAI_OP_all_gather ? &plan->gathered : &plan->reduced) += bytes;
+        }
         if (cost.workspace > plan->workspace)
             plan->workspace = cost.workspace;
         if (cost.workspace_per_thread > plan->workspace_per_thread)
@@ -78,6 +83,8 @@ vla_status vla_plan_build(vla_graph *graph, const vla_plan_options *options, vla
     VLA_TRY_GOTO(vlai_pass_communicate(graph, options, &plan->order, err), fail);
     VLA_TRY_GOTO(vlai_pass_memory(graph, options->layout, &plan->memory, err), fail);
     measure(plan);
+    plan->options.store = NULL; /* they were lent */
+    plan->options.order = NULL;
     *out = plan;
     return VLA_OK;
 fail:
@@ -125,9 +132,14 @@ vla_status vla_plan_print(const vla_plan *plan, char **text, vla_error *err)
     vlai_text out = {0};
     vlai_text_printf(&out, "plan: %zu launches, arena %zu bytes (lower bound %zu), workspace %zu, %.6g GFLOP\n",
                      g->n_nodes, plan->memory.arena_bytes, plan->memory.peak_bytes, plan->workspace, plan->flops * 1e-9);
+    if (plan->collectives)
+        vlai_text_printf(&out, "%zu collectives: %zu bytes reduced, %zu gathered\n", plan->collectives, plan->reduced, plan->gathered);
     for (size_t n = 0; n < g->n_nodes; n++) {
         const vlai_node *node = &g->nodes[n];
         vlai_text_printf(&out, "%5zu %-20s", n, vlai_ops[node->op].name);
+        if (vlai_op_is_collective(node->op))
+            vlai_text_printf(&out, " rank %d of %d, collective %d, bucket %d:", node->attrs.comm.rank, node->attrs.comm.world, node->attrs.comm.order,
+                             node->attrs.comm.bucket);
         for (int i = 0; i < node->n_outputs; i++) {
             vlai_text_puts(&out, i ? ", " : " ");
             print_place(plan, node->outputs[i], &out);

@@ -146,6 +146,21 @@ static vla_dtype reduced_type(const state *s, vla_dtype native)
     return exact || s->options->gradient_dtype == VLA_DTYPE_NONE ? native : s->options->gradient_dtype;
 }
 
+/* Buckets that wait for no node of the plan, a store's and those of zeros alone: with the first that does, else where the update
+ * begins. */
+static void set_free_places(state *s)
+{
+    int64_t first = s->first - 1;
+    for (size_t b = 0; b < s->store->n_buckets; b++)
+        if (s->buckets[b].reduced && s->buckets[b].ready >= 0 && s->buckets[b].ready < first)
+            first = s->buckets[b].ready;
+    for (size_t b = 0; b < s->store->n_buckets; b++)
+        if (s->buckets[b].ready < 0) {
+            s->buckets[b].ready = first;
+            s->buckets[b].begin = first + 1;
+        }
+}
+
 static vla_status look_at_buckets(state *s, vla_error *err)
 {
     const vla_graph *g = s->g;
@@ -181,12 +196,9 @@ static vla_status look_at_buckets(state *s, vla_error *err)
         t->dtype = vlai_bucket_dtype(s->store, t->stored ? VLA_STORE_GRADIENT : VLA_STORE_WEIGHT, k);
         if (k->symbolic == VLA_COMPUTE)
             t->dtype = reduced_type(s, t->dtype);
-        if (t->ready < 0) /* zeros alone, or a store's */
-            t->ready = s->first - 1;
-        if (t->begin > t->ready)
-            t->begin = t->ready + 1;
         t->begin = t->begin < 0 ? 0 : t->begin;
     }
+    set_free_places(s);
     return VLA_OK;
 }
 

@@ -107,17 +107,21 @@ static void measure_node(const vla_graph *g, lifetimes *l, size_t n)
     }
 }
 
-/* A bucket that is being reduced beside other work keeps its bytes until the collective after it: whoever took them over sooner
- * would wait for the ranks. */
+/* A bucket that is being reduced beside other work keeps its bytes for some collectives more: whoever took them over sooner would
+ * wait for the ranks, and for the products of weights' gradients, which a device makes as it finds time. */
 static void hold_buckets(const vla_graph *g, lifetimes *l)
 {
-    int32_t held = -1;
+    enum { HELD = 3 };
+    int32_t held[HELD];
+    int count = 0;
     for (size_t n = 0; n < g->n_nodes; n++) {
         if (!vlai_op_is_collective(g->nodes[n].op))
             continue;
-        if (held >= 0 && l->last[held] < (int32_t)n)
-            l->last[held] = (int32_t)n;
-        held = g->nodes[n].op == VLAI_OP_reduce_scatter ? l->root[g->nodes[n].inputs[0]] : -1;
+        for (int h = 0; h < count && h < HELD; h++)
+            if (l->last[held[h]] < (int32_t)n)
+                l->last[held[h]] = (int32_t)n;
+        if (g->nodes[n].op == VLAI_OP_reduce_scatter)
+            held[count++ % HELD] = l->root[g->nodes[n].inputs[0]];
     }
 }
 

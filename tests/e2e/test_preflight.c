@@ -109,6 +109,23 @@ static void all_is_well(void **state)
     assert_false(vlai_is_dir(at("run"))); /* nothing is written */
 }
 
+/* Of several ranks each keeps its share of the moments, and all of them unless that is asked for. */
+static void ranks_share_the_state(void **state)
+{
+    (void)state;
+    assert_int_equal(run("preflight --json --ranks 4 --config " DEMO_CONFIG), 0);
+    json_t *all = result();
+    assert_true(number(all, "memory", "gradients") == number(all, "memory", "weights"));
+    assert_true(number(all, "memory", "optimizer") == number(all, "memory", "weights") / 2);
+    json_decref(all);
+    assert_int_equal(run("preflight --json --ranks 4 --dist.zero=0 --config " DEMO_CONFIG), 0);
+    all = result();
+    assert_true(number(all, "memory", "optimizer") == 2 * number(all, "memory", "weights"));
+    json_decref(all);
+    assert_int_equal(run("preflight --ranks none --config " DEMO_CONFIG), 2);
+    assert_true(output_has("--ranks 'none'"));
+}
+
 /* One call shows what is wrong in configuration, data, keys and weights together. */
 static void all_findings_at_once(void **state)
 {
@@ -251,7 +268,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(all_is_well),      cmocka_unit_test(all_findings_at_once), cmocka_unit_test(statistics_of_another_set),
-        cmocka_unit_test(settings_that_fit), cmocka_unit_test(forecast_is_kept),
+        cmocka_unit_test(settings_that_fit), cmocka_unit_test(forecast_is_kept),     cmocka_unit_test(ranks_share_the_state),
     };
     return cmocka_run_group_tests_name("preflight", tests, make_inputs, remove_inputs);
 }

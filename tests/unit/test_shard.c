@@ -276,6 +276,7 @@ typedef struct setting {
     vla_dtype gradients;
     vla_recompute recompute;
     unsigned fuse;
+    vla_memory_layout layout;
 } setting;
 
 typedef struct rank {
@@ -314,6 +315,7 @@ static rank open_rank(const setting *s, int number)
     o.gradient_dtype = s->gradients;
     o.recompute = s->recompute;
     o.fuse = s->fuse;
+    o.layout = s->layout;
     assert_ok(vla_store_allocate(r.store, s->numerics, s->whole ? VLA_STORE_STEP : VLA_STORE_TRAIN, &err), err);
     set_weights(r.store);
     assert_ok(vla_executor_create(1, &r.ex, &err), err);
@@ -609,7 +611,8 @@ static void test_bits(void **state)
             for (int kind = 0; kind < 24; kind++) {
                 setting s = {.numerics = numerics[m], .world = sizes[w], .zero = kind & 1, .overlap = kind >> 1 & 1, .whole = kind >> 2 & 1,
                              .bucket_bytes = (size_t[]){3000, 12000, 1 << 30}[kind >> 3], .gradients = VLA_F32,
-                             .recompute = (vla_recompute)(kind % 3)};
+                             .recompute = (vla_recompute)(kind % 3),
+                             .layout = kind % 5 == 0 ? VLA_MEMORY_FREE_LISTS : VLA_MEMORY_LIFETIMES};
                 if (numerics[m] == VLA_FP32) { /* where joined nodes round as single ones do */
                     s.gradients = VLA_DTYPE_NONE;
                     s.fuse = kind % 2 ? VLA_FUSE_MODEL : 0;
