@@ -15,6 +15,7 @@
 #include <nccl.h>
 #include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* The functions that are used, found by name in the library. */
@@ -47,6 +48,9 @@ static vla_status load(vla_error *err)
 {
     if (!lib.tried) {
         lib.tried = true;
+        /* NCCL may register buffers that it meets in a capture, and then wants every rank to have captured the same call; here one
+         * rank may replay while another meets a shape for the first time. Whoever has set it keeps it. */
+        setenv("NCCL_GRAPH_REGISTER", "0", 0);
         void *handle = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
         if (!handle)
             snprintf(lib.missing, sizeof lib.missing, "%s", dlerror());

@@ -58,14 +58,12 @@ static inline void put_sum(vla_dtype dtype, void *to, int64_t at, int world, int
     }
 }
 
-enum { PART = 37 };
-
-static inline vla_status plan_of_collectives(int rank, int world, vla_numerics numerics, unsigned fast, int overlap, vla_plan **plan, vla_error *err)
+static inline vla_status plan_of_collectives(int rank, int world, int64_t part, vla_numerics numerics, unsigned fast, int overlap, vla_plan **plan, vla_error *err)
 {
     vla_graph *g = NULL;
     VLA_TRY(vla_graph_create(&g, err));
-    vla_value bucket = vla_graph_input(g, "bucket", VLA_COMPUTE, 1, (int64_t[]){(int64_t)PART * world});
-    vla_value whole = vla_graph_input(g, "whole", VLA_COMPUTE, 1, (int64_t[]){(int64_t)PART * world});
+    vla_value bucket = vla_graph_input(g, "bucket", VLA_COMPUTE, 1, (int64_t[]){part * world});
+    vla_value whole = vla_graph_input(g, "whole", VLA_COMPUTE, 1, (int64_t[]){part * world});
     vla_value shard = vlai_reduce_scatter(g, bucket, rank, world, 0);
     vla_graph_name(g, vla_scale(g, shard, 2), "twice");
     vlai_all_gather(g, whole, rank, world, 1);
@@ -90,14 +88,14 @@ static inline double whole_number(int rank, int64_t i)
     return (double)((i * 7 + rank * 3) % 11 - 5);
 }
 
-static inline int check_plan(vlai_comm *comm, const char *device, vla_numerics numerics, unsigned fast, int overlap)
+static inline int check_plan(vlai_comm *comm, const char *device, int64_t part, vla_numerics numerics, unsigned fast, int overlap)
 {
     int world = vlai_comm_world(comm), rank = vlai_comm_rank(comm), bad = 0;
     vla_error err = VLA_ERROR_INIT;
     vla_plan *plan = NULL;
     vla_executor *ex = NULL;
     vla_run *run = NULL;
-    if (plan_of_collectives(rank, world, numerics, fast, overlap, &plan, &err) != VLA_OK || vla_executor_create_on(device, 1, &ex, &err) != VLA_OK)
+    if (plan_of_collectives(rank, world, part, numerics, fast, overlap, &plan, &err) != VLA_OK || vla_executor_create_on(device, 1, &ex, &err) != VLA_OK)
         return SAY("%s", err.message);
     if (world > 1 && vla_run_create(ex, plan, NULL, &run, &err) == VLA_OK)
         return SAY("a plan of %d ranks runs without a communicator", world);
@@ -110,20 +108,20 @@ static inline int check_plan(vlai_comm *comm, const char *device, vla_numerics n
     for (int repeat = 0; repeat < 4; repeat++) {
         for (int64_t i = 0; i < bucket.elements; i++) {
             put(bucket.dtype, bucket.data, i, whole_number(rank, i + repeat));
-            put(all.dtype, all.data, i, i / PART == rank ? whole_number(rank, i + repeat) : 99);
+            put(all.dtype, all.data, i, i / part == rank ? whole_number(rank, i + repeat) : 99);
         }
         if (vla_run_execute(run, &err) != VLA_OK)
             return SAY("%s", err.message);
         vla_tensor twice = vla_run_tensor(run, "twice"), gathered = vla_run_tensor(run, "gathered"), total = vla_run_tensor(run, "total");
-        for (int64_t i = 0; i < PART * world; i++)
-            if (real(&gathered, i) != 2 * whole_number((int)(i / PART), i + repeat))
+        for (int64_t i = 0; i < part * world; i++)
+            if (real(&gathered, i) != 2 * whole_number((int)(i / part), i + repeat))
                 bad = SAY("gathered[%lld] is %g", (long long)i, real(&gathered, i));
-        for (int64_t i = 0; i < PART; i++) {
+        for (int64_t i = 0; i < part; i++) {
             double own = 0, every = 0;
             for (int r = 0; r < world; r++)
-                for (int part = 0; part < world; part++) {
-                    every += whole_number(r, part * PART + i + repeat);
-                    own += part == rank ? whole_number(r, part * PART + i + repeat) : 0;
+                for (int to = 0; to < world; to++) {
+                    every += whole_number(r, to * part + i + repeat);
+                    own += to == rank ? whole_number(r, to * part + i + repeat) : 0;
                 }
             if (real(&twice, i) != 2 * own || real(&total, i) != 4 * every)
                 bad = SAY("element %lld: %g and %g, wanted %g and %g", (long long)i, real(&twice, i), real(&total, i), 2 * own, 4 * every);

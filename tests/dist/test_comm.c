@@ -78,7 +78,8 @@ static int plan_body(vlai_group *group, void *context)
     vlai_comm *comm = NULL;
     if (vlai_comm_open(group, "cpu", &comm, &err) != VLA_OK)
         return SAY("%s", err.message);
-    int bad = check_plan(comm, "cpu", VLA_FP32, 0, 0) | check_plan(comm, "cpu", VLA_FP32, 0, 1) | check_plan(comm, "cpu", VLA_BF16_MASTER, 0, 0) | check_plan(comm, "cpu", VLA_FP64, 0, 0);
+    int bad = check_plan(comm, "cpu", 37, VLA_FP32, 0, 0) | check_plan(comm, "cpu", 37, VLA_FP32, 0, 1) |
+              check_plan(comm, "cpu", 37, VLA_BF16_MASTER, 0, 0) | check_plan(comm, "cpu", 37, VLA_FP64, 0, 0);
     vlai_comm_close(comm);
     return bad;
 }

@@ -171,12 +171,17 @@ static int sums_body(vlai_group *group, void *context)
 static int plans_body(vlai_group *group, void *context)
 {
     static const unsigned fast[] = {0, VLA_FAST_REPLAY, VLA_FAST_LANES, VLA_FAST_REPLAY | VLA_FAST_LANES};
+    static const int64_t parts[] = {37, 103933, 3145729};
     rank r = {0};
     (void)context;
     int bad = open_rank(group, &r);
     for (size_t f = 0; !bad && f < sizeof fast / sizeof *fast; f++)
         for (int overlap = 0; !bad && overlap < 2; overlap++)
-            bad = check_plan(r.comm, r.device, VLA_FP32, fast[f], overlap) || check_plan(r.comm, r.device, VLA_BF16_MASTER, fast[f], overlap);
+            bad = check_plan(r.comm, r.device, 37, VLA_FP32, fast[f], overlap) ||
+                  check_plan(r.comm, r.device, 37, VLA_BF16_MASTER, fast[f], overlap);
+    /* Ranks of which some replay what others launch. */
+    for (size_t p = 0; !bad && p < sizeof parts / sizeof *parts; p++)
+        bad = check_plan(r.comm, r.device, parts[p], VLA_FP32, vlai_comm_rank(r.comm) % 2 ? VLA_FAST_LANES : VLA_FAST_REPLAY | VLA_FAST_LANES, 1);
     if (r.comm)
         close_rank(&r);
     return bad;
