@@ -70,6 +70,13 @@ static vla_status check_options(const vla_trainer *t, vla_error *err)
     return vlai_schedule_check(&t->schedule, err);
 }
 
+/* Only a step of one plan can reduce gradients while it makes them: between ranks that overlap is one wherever it can be. */
+static void choose_form(vla_trainer *t)
+{
+    vla_trainer_options *o = &t->options;
+    o->whole_step = (o->whole_step || (t->world > 1 && o->overlap)) && o->accumulation == 1;
+}
+
 /* How many samples an epoch hands out, once the step's size is known. */
 static vla_status count_epoch(vla_trainer *t, vla_error *err)
 {
@@ -101,7 +108,7 @@ static vla_status choose_checkpoint(vla_trainer *t, vla_error *err)
     if (!t->from)
         return VLA_OK;
     VLA_TRY(vlai_state_follow(vla_checkpoint_state(t->from), path, o, err));
-    o->whole_step = o->whole_step && o->accumulation == 1;
+    choose_form(t);
     return VLA_OK;
 }
 
@@ -258,6 +265,7 @@ vla_status vla_trainer_create(const vla_model *model, const vla_samples *samples
     t->phase_began = vlai_now();
     vlai_ranks_progress(t, "start");
     vla_status status = check_options(t, err);
+    choose_form(t);
     if (status == VLA_OK && !options->resume)
         status = count_epoch(t, err);
     if (status == VLA_OK) /* before a checkpoint of the folder is chosen */
