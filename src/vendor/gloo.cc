@@ -191,10 +191,11 @@ template <class F> vla_status guarded(const ring *r, const char *what, vla_error
     }
 }
 
-/* The address of this host on the way to another one; empty when that cannot be told. */
-std::string address_towards(const char *host)
+/* The address of this host on the way to `host`, which may be itself; empty when that cannot be told, or is the loopback. */
+std::string address_towards(const char *host, int family)
 {
     addrinfo hints = {}, *found = nullptr;
+    hints.ai_family = family;
     hints.ai_socktype = SOCK_DGRAM;
     std::string result;
     if (getaddrinfo(host, "9", &hints, &found))
@@ -205,7 +206,8 @@ std::string address_towards(const char *host)
         char text[NI_MAXHOST];
         int fd = socket(a->ai_family, SOCK_DGRAM, 0); /* connecting it sends nothing, but chooses the route */
         if (fd >= 0 && !connect(fd, a->ai_addr, a->ai_addrlen) && !getsockname(fd, reinterpret_cast<sockaddr *>(&own), &size) &&
-            !getnameinfo(reinterpret_cast<sockaddr *>(&own), size, text, sizeof text, nullptr, 0, NI_NUMERICHOST))
+            !getnameinfo(reinterpret_cast<sockaddr *>(&own), size, text, sizeof text, nullptr, 0, NI_NUMERICHOST) &&
+            std::strncmp(text, "127.", 4) && std::strcmp(text, "::1"))
             result = text;
         if (fd >= 0)
             close(fd);
@@ -214,22 +216,30 @@ std::string address_towards(const char *host)
     return result;
 }
 
-/* Where this rank listens: at the interface that GLOO_SOCKET_IFNAME names; on one host the loopback; else where another host is
- * reached from. */
+/* Where this rank listens: at the interface that GLOO_SOCKET_IFNAME names; on one host the loopback; else where rank 0, or another
+ * host, is reached from. All ranks must choose one family of addresses: IPv4 where there is one. */
 gloo::transport::tcp::attr place(const vlai_group *group, const std::vector<std::string> &hosts)
 {
     gloo::transport::tcp::attr attr;
-    const char *name = std::getenv("GLOO_SOCKET_IFNAME");
+    const char *name = std::getenv("GLOO_SOCKET_IFNAME"), *master = std::getenv("MASTER_ADDR");
     if (name && *name) {
         attr.iface = name;
         return attr;
     }
     const std::string &own = hosts[static_cast<size_t>(vlai_group_rank(group))];
-    attr.hostname = "127.0.0.1";
+    std::vector<std::string> others = {master ? master : ""};
     for (const std::string &host : hosts)
         if (host != own)
-            return attr.hostname = address_towards(host.c_str()), attr; /* empty: Gloo takes what this host's name stands for */
-    return attr;
+            others.push_back(host);
+    if (others.size() == 1) {
+        attr.hostname = "127.0.0.1";
+        return attr;
+    }
+    for (int family : {AF_INET, AF_INET6})
+        for (const std::string &host : others)
+            if (attr.hostname.empty() && !host.empty())
+                attr.hostname = address_towards(host.c_str(), family);
+    return attr; /* no name: Gloo takes what this host's name stands for */
 }
 
 enum { BLOCK = 4096 };
@@ -363,7 +373,7 @@ vla_status vlai_gloo_open(vlai_group *group, double limit, void **state, vla_err
     if (!r)
         return vlai_nomem(err, sizeof *r);
     r->limit = limit;
-    VLA_TRY(guarded(r.get(), "connecting the ranks", err, [&] {
+    vla_status status = guarded(r.get(), "connecting the ranks", err, [&] {
         for (int i = 0; i < world; i++)
             r->hosts.emplace_back(vlai_group_host(group, i));
         auto device = gloo::transport::tcp::CreateDevice(place(group, r->hosts));
@@ -372,7 +382,9 @@ vla_status vlai_gloo_open(vlai_group *group, double limit, void **state, vla_err
         meeting store(group, "gloo/" + std::to_string(opened++) + "/");
         r->context->connectFullMesh(store, device);
         r->connected = true;
-    }));
+    });
+    if (status != VLA_OK)
+        return status == VLA_E_NCCL ? vlai_hint(err, status, "GLOO_SOCKET_IFNAME names the network interface between the hosts") : status;
     *state = r.release();
     return VLA_OK;
 }
