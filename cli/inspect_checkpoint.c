@@ -52,6 +52,8 @@ static void print_text(const char *dir, const json_t *state, const json_t *files
     json_t *entry;
     printf("%s: whole; step %lld, epoch %lld, %lld samples, %lld updates, %lld skipped\n", dir, whole(state, "step"),
            whole(state, "epoch"), whole(state, "samples"), whole(state, "updates"), whole(state, "skips"));
+    if (whole(state, "world") > 1)
+        printf("  written by %lld ranks\n", whole(state, "world"));
     char *settings = json_dumps(json_object_get(state, "settings"), JSON_COMPACT | JSON_REAL_PRECISION(9));
     if (settings)
         printf("  settings  %s\n", settings);

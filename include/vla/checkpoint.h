@@ -42,6 +42,7 @@ typedef struct vla_checkpoint_content {
     const char *state;  /* state.json: a JSON object that has "step"; of several ranks rank 0's counts */
     const vla_checkpoint_file *files; /* of several ranks rank 0's count */
     size_t file_count;
+    const char *own;    /* of several ranks: text for this rank alone, kept with its part of the optimizer's state; NULL = none */
 } vla_checkpoint_content;
 
 enum {
@@ -87,6 +88,9 @@ VLA_API void vla_checkpoint_close(vla_checkpoint *checkpoint);
 VLA_API const char *vla_checkpoint_path(const vla_checkpoint *checkpoint);
 VLA_API int64_t vla_checkpoint_step(const vla_checkpoint *checkpoint);
 VLA_API const char *vla_checkpoint_state(const vla_checkpoint *checkpoint); /* text of state.json */
+/* What rank `rank` of `world` has left for itself: to be released with free() of the C library; NULL where another number of ranks has written the checkpoint, or
+ * it left nothing. */
+VLA_API vla_status vla_checkpoint_own(const vla_checkpoint *checkpoint, int rank, int world, char **text, vla_error *err);
 /* Weights and, where the store trains, moments and low bits. Strict as vla_store_load. Tensors of the store's own types
  * are restored bit for bit, others are converted. */
 VLA_API vla_status vla_checkpoint_restore(const vla_checkpoint *checkpoint, vla_store *store, vla_error *err);

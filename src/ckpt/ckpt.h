@@ -45,6 +45,9 @@ vla_status vlai_ckpt_weight_views(const vla_store *store, vlai_ckpt_views *out, 
 /* With world > 1 a tensor is one row of the elements that this rank keeps, and "slice:NAME" in the file's metadata is the
  * first of them; a tensor of which it keeps none is not there. */
 vla_status vlai_ckpt_optimizer_views(const vla_store *store, int world, vlai_ckpt_views *out, vla_error *err);
+#define VLAI_CKPT_OWN "own" /* key of vla_checkpoint_content.own in the metadata */
+/* One more entry of the file's metadata; the value is borrowed. */
+void vlai_ckpt_views_note(vlai_ckpt_views *views, const char *key, const char *value);
 void vlai_ckpt_views_fini(vlai_ckpt_views *views);
 /* Writes the views' tensors of the store as one file, wherever the store lives. */
 vla_status vlai_ckpt_write(const vla_store *store, const vlai_ckpt_views *views, const char *path, vla_error *err);

@@ -365,6 +365,25 @@ static vla_status optimizer_files(const char *dir, int *out, vla_error *err)
     return *out ? VLA_OK : vlai_fail(err, VLA_E_NOT_FOUND, "%s: there is no state of the optimizer in it", dir);
 }
 
+vla_status vla_checkpoint_own(const vla_checkpoint *c, int rank, int world, char **text, vla_error *err)
+{
+    int files;
+    char path[VLAI_CKPT_PATH], name[VLAI_CKPT_NAME];
+    vlai_safetensors *file;
+    *text = NULL;
+    VLA_TRY(optimizer_files(c->path, &files, err));
+    if (files != world || rank < 0 || rank >= world)
+        return VLA_OK;
+    vlai_ckpt_optimizer_name(rank, world, name);
+    VLA_TRY(join(path, c->path, name, err));
+    VLA_TRY(vlai_safetensors_open(path, &file, err));
+    const char *own = vlai_safetensors_metadata(file, VLAI_CKPT_OWN);
+    *text = own ? strdup(own) : NULL;
+    vla_status status = own && !*text ? vlai_nomem(err, strlen(own)) : VLA_OK;
+    vlai_safetensors_close(file);
+    return status;
+}
+
 static vla_status restore_optimizer(const vla_checkpoint *c, vla_store *store, vla_error *err)
 {
     int world, opened = 0;

@@ -43,7 +43,7 @@ bool vlai_ckpt_parse_optimizer(const char *name, int *rank, int *world)
 
 static vla_status make_views(vlai_ckpt_views *out, size_t most, vla_error *err)
 {
-    enum { PLAIN = 3 };
+    enum { PLAIN = 5 }; /* the format, a note, the end */
     *out = (vlai_ckpt_views){.views = vlai_array(most + 1, sizeof *out->views), .place = vlai_array(most + 1, sizeof *out->place),
                              .metadata = vlai_array(2 * most + PLAIN, sizeof *out->metadata)};
     if (!out->views || !out->place || !out->metadata) {
@@ -128,6 +128,16 @@ vla_status vlai_ckpt_optimizer_views(const vla_store *store, int world, vlai_ckp
             }
         }
     return VLA_OK;
+}
+
+void vlai_ckpt_views_note(vlai_ckpt_views *v, const char *key, const char *value)
+{
+    size_t at = 0;
+    while (v->metadata[at])
+        at += 2;
+    v->metadata[at] = key;
+    v->metadata[at + 1] = value;
+    v->metadata[at + 2] = NULL;
 }
 
 void vlai_ckpt_views_fini(vlai_ckpt_views *v)

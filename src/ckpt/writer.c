@@ -41,7 +41,7 @@ struct vla_checkpoint_writer {
     vla_error error;
     const vla_store *source;
     int64_t epoch, step;
-    char *state;
+    char *state, *own;
     vla_checkpoint_file *files;
     size_t file_count;
     vlai_arena copies; /* names and bytes of `files` */
@@ -125,9 +125,10 @@ vla_status vla_checkpoint_writer_create(const char *run, const vla_checkpoint_wr
 static void release_content(vla_checkpoint_writer *w)
 {
     vlai_free(w->state);
+    vlai_free(w->own);
     vlai_free(w->files);
     vlai_arena_fini(&w->copies);
-    w->state = NULL;
+    w->state = w->own = NULL;
     w->files = NULL;
     w->file_count = 0;
 }
@@ -146,7 +147,8 @@ static vla_status take_content(vla_checkpoint_writer *w, const vla_checkpoint_co
     w->step = c->step;
     w->state = vlai_strdup(c->state);
     w->files = vlai_calloc(c->file_count ? c->file_count : 1, sizeof *w->files);
-    bool whole = w->state && w->files;
+    w->own = c->own && *c->own ? vlai_strdup(c->own) : NULL;
+    bool whole = w->state && w->files && (w->own || !c->own || !*c->own);
     for (size_t i = 0; whole && i < c->file_count; i++) {
         const vla_checkpoint_file *from = &c->files[i];
         vla_checkpoint_file *to = &w->files[w->file_count++];
@@ -356,6 +358,8 @@ static vla_status write_optimizer(vla_checkpoint_writer *w, const char *dir, cha
         return VLA_OK;
     vlai_ckpt_optimizer_name(w->together.rank, world, name);
     VLA_TRY(vlai_ckpt_optimizer_views(w->source, world, &views, err));
+    if (w->own)
+        vlai_ckpt_views_note(&views, VLAI_CKPT_OWN, w->own);
     return write_tensors(w->source, dir, name, &views, err);
 }
 

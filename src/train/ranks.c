@@ -300,8 +300,11 @@ vla_status vlai_ranks_step(vla_trainer *t, vlai_flight *f, vla_error *err)
         snprintf(own->culprit, sizeof own->culprit, "%s", f->culprit);
     memcpy(own->micro, f->micro, (size_t)t->options.accumulation * sizeof *f->micro);
     VLA_TRY(vlai_group_gather(t->group, "the losses of a step", own, t->row_bytes, t->rows, err));
-    if (t->rank > 0)
+    if (t->rank > 0) {
+        if (!f->finite && !f->culprit[0])
+            snprintf(t->culprit, sizeof t->culprit, "a value on another rank");
         return hear_stop(t, err);
+    }
     int64_t before = t->stop_after;
     join_rows(t, f);
     return t->stop_after != before ? vlai_group_set(t->group, STOP_KEY, &t->stop_after, sizeof t->stop_after, err) : VLA_OK;

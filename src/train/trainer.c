@@ -112,6 +112,18 @@ static vla_status choose_checkpoint(vla_trainer *t, vla_error *err)
     return VLA_OK;
 }
 
+/* Algorithms chosen by timing: a rank's own, where as many have saved, else rank 0's. */
+static vla_status adopt_choices(vla_trainer *t, vla_error *err)
+{
+    char *own = NULL;
+    if (t->rank > 0)
+        VLA_TRY(vla_checkpoint_own(t->from, t->rank, t->world, &own, err));
+    vla_status status = own ? vla_executor_adopt(t->executor, own, err)
+                            : vlai_state_adopt(vla_checkpoint_state(t->from), vla_checkpoint_path(t->from), t->executor, err);
+    free(own);
+    return status;
+}
+
 /* Weights and counters: from the checkpoint, or fresh. */
 static vla_status start_state(vla_trainer *t, vla_error *err)
 {
@@ -120,7 +132,7 @@ static vla_status start_state(vla_trainer *t, vla_error *err)
         return t->model.init ? t->model.init(t->model.user, t->store, err) : VLA_OK;
     const char *state = vla_checkpoint_state(t->from), *path = vla_checkpoint_path(t->from);
     VLA_TRY(vlai_state_read(state, path, o, t->samples.count, &t->progress, err));
-    VLA_TRY(vlai_state_adopt(state, path, t->executor, err));
+    VLA_TRY(adopt_choices(t, err));
     VLA_TRY(vla_checkpoint_restore(t->from, t->store, err));
     if (!(t->resumed = vlai_strdup(path)))
         return vlai_nomem(err, strlen(path));
@@ -397,6 +409,8 @@ static vla_status too_many_bad(vla_trainer *t, vla_error *err)
 {
     const char *path = "";
     vla_error ignored = VLA_ERROR_INIT;
+    if (t->rank > 0) /* rank 0 knows most and says it; it does not come here */
+        VLA_TRY(vlai_group_barrier(t->group, "the end after too many steps that were not finite", 0, err));
     (void)vla_checkpoint_wait(t->writer, &path, &ignored); /* of a save in progress: its failure is no news now */
     return vlai_fail_hint(err, VLA_E_NONFINITE,
                           "look at the samples named above (vla check), or lower the learning rate, and go on from the last good "
@@ -546,12 +560,13 @@ static vla_status begin_save(vla_trainer *t, vla_error *err)
     vla_status status = vla_executor_choices(t->executor, &choices, err);
     if (status == VLA_OK)
         status = vlai_state_text(&t->options, t->samples.count, &t->progress, choices, &state, err);
-    free(choices);
     int64_t epoch = t->progress.place || t->progress.epoch == 0 ? t->progress.epoch : t->progress.epoch - 1;
     vla_checkpoint_content c = {.size = sizeof c, .epoch = epoch, .step = t->progress.step, .state = state.data,
-                                .files = t->options.files, .file_count = t->options.file_count};
+                                .files = t->options.files, .file_count = t->options.file_count,
+                                .own = t->rank > 0 ? choices : NULL};
     if (status == VLA_OK)
         status = vla_checkpoint_save(t->writer, t->store, &c, err);
+    free(choices);
     vlai_text_fini(&state);
     return status;
 }

@@ -6,6 +6,7 @@
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/pool.h"
+#include "ckpt/ckpt.h"
 #include "ckpt/fill.h"
 #include "data/feed.h"
 #include "model/wallx_layout.h"
@@ -376,7 +377,8 @@ static vla_status take_vocabulary(vlai_wallx_task *t, vla_error *err)
     if (t->setup.weights) {
         VLA_TRY(vlai_safetensors_open(t->setup.weights, &st, err));
     } else if (t->setup.options.resume) {
-        VLA_TRY(vla_checkpoint_open(t->setup.options.resume, &ckpt, err));
+        const char *from = t->setup.options.resume; /* who loads it verifies it */
+        VLA_TRY(has_file(from, "DONE") ? vlai_checkpoint_open_known(from, &ckpt, err) : vla_checkpoint_open(from, &ckpt, err));
         vla_status status = vlai_path_join(path, sizeof path, vla_checkpoint_path(ckpt), "model.safetensors")
                                 ? vlai_safetensors_open(path, &st, err)
                                 : vlai_fail(err, VLA_E_INVALID, "%s: path too long", vla_checkpoint_path(ckpt));

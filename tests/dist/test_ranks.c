@@ -28,7 +28,7 @@ static char root[] = "/tmp/vla-ranks-XXXXXX";
 
 typedef struct {
     char run[512], resume[512], compare[512], die[32];
-    int64_t accumulation, batch, zero, whole, overlap, ahead, numerics, steps, stop_at, save, nan, poison, seed, fail_write, term, bucket, keep;
+    int64_t accumulation, batch, zero, whole, overlap, ahead, numerics, steps, stop_at, save, nan, poison, seed, fail_write, term, bucket, keep, fail, bad;
 } spec;
 
 static spec wanted;
@@ -138,7 +138,7 @@ static vla_status compare_store(const vla_store *store, const char *dir, vla_err
 
 static vla_status train(vlai_group *group, int rank, int world, vla_error *err)
 {
-    toy t = {.seed = 31 + (uint64_t)(wanted.seed == rank + 1), .fail_at = -1, .poison_at = wanted.poison};
+    toy t = {.seed = 31 + (uint64_t)(wanted.seed == rank + 1), .fail_at = wanted.fail ? wanted.fail : -1, .poison_at = wanted.poison};
     if (wanted.nan)
         t.nan_from = wanted.nan, t.nan_to = wanted.nan + 1;
     vla_model model = toy_model(&t);
@@ -163,6 +163,8 @@ static vla_status train(vlai_group *group, int rank, int world, vla_error *err)
     o.stop_at = wanted.stop_at;
     o.save_interval = wanted.save;
     o.keep_last = wanted.keep;
+    if (wanted.bad)
+        o.max_bad_steps = wanted.bad;
     o.validation_interval = 5;
     o.validation_batch = 3;
     o.stop = &asked_to_end;
@@ -187,7 +189,7 @@ static void parse(int argc, char **argv)
                 {"overlap", NULL, &wanted.overlap}, {"ahead", NULL, &wanted.ahead}, {"numerics", NULL, &wanted.numerics}, {"steps", NULL, &wanted.steps},
                 {"stop_at", NULL, &wanted.stop_at}, {"save", NULL, &wanted.save}, {"nan", NULL, &wanted.nan}, {"poison", NULL, &wanted.poison},
                 {"seed", NULL, &wanted.seed}, {"fail_write", NULL, &wanted.fail_write}, {"term", NULL, &wanted.term}, {"bucket", NULL, &wanted.bucket},
-                {"keep", NULL, &wanted.keep}};
+                {"keep", NULL, &wanted.keep}, {"fail", NULL, &wanted.fail}, {"bad", NULL, &wanted.bad}};
     wanted = (spec){.accumulation = 1, .batch = 4, .zero = 1, .steps = STEPS, .bucket = 400};
     for (int i = 2; i < argc; i++) {
         char *value = strchr(argv[i], '=');
@@ -626,6 +628,39 @@ static void bad_values_skip_on_all(void **state)
     assert_non_null(strstr(o.said[0], "rank 0: step 3: the gradient of 'out.weight' (inf at element 7) is not finite"));
 }
 
+/* One rank fails alone, or all end for what one has met: who knows why says it, and the others repeat it. */
+static void a_failure_ends_all(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *words, *why;
+        int rank; /* that fails */
+    } rows[] = {{"fail=42 save=1", "toy set, episode 1, frame 42, camera top: broken", 2},
+                {"fail=42 whole=1 overlap=1 ahead=1 save=1", "toy set, episode 1, frame 42, camera top: broken", 2},
+                {"nan=42 bad=1 save=1", "1 steps in a row were not finite, the last of them step 3: 'loss' (nan) on rank 2; nothing of them was applied", 0},
+                {"nan=42 bad=1 save=1 whole=1 overlap=1", "on rank 2; nothing of them was applied; last good checkpoint: ", 0}};
+    for (int i = 0; i < 4; i++) {
+        outcome o;
+        char name[32], who[64];
+        double last = 0;
+        snprintf(name, sizeof name, "failed-%d", i);
+        snprintf(who, sizeof who, "rank %d (host", rows[i].rank);
+        start(&o, 4, words("run=%s %s", at(name), rows[i].words), NULL);
+        wait_all(&o, 60);
+        for (int r = 0; r < 4; r++) {
+            bool failed = r == rows[i].rank;
+            last = o.ended[r] - o.began > last ? o.ended[r] - o.began : last;
+            if (o.code[r] != (failed ? CODE_FAILED : CODE_LOST) || !strstr(o.said[r], rows[i].why) || (!failed && !strstr(o.said[r], who))) {
+                show(&o);
+                fail_msg("'%s': rank %d", rows[i].words, r);
+            }
+        }
+        assert_true(last < 20);
+        assert_true(newest_step(at(name)) >= 1); /* that of step 2 may have been under way */
+        run_with(4, 0, words("run=%s resume=%s", at(name), at(name)), NULL, NULL);
+    }
+}
+
 /* SIGTERM of the last rank: all save the same step, the same few steps later, and go on from it to the same bits. */
 static void all_stop_together(void **state)
 {
@@ -769,7 +804,7 @@ int main(int argc, char **argv)
         return be_a_rank(argc, argv);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ranks_are_one),      cmocka_unit_test(any_number_goes_on),      cmocka_unit_test(bad_values_skip_on_all),
-        cmocka_unit_test(all_stop_together),  cmocka_unit_test(killed_ranks),            cmocka_unit_test(killed_while_they_save),
+        cmocka_unit_test(a_failure_ends_all), cmocka_unit_test(all_stop_together),  cmocka_unit_test(killed_ranks),            cmocka_unit_test(killed_while_they_save),
         cmocka_unit_test(a_failing_part),     cmocka_unit_test(differences_are_refused),
     };
     return cmocka_run_group_tests(tests, make_root, drop_root);

@@ -118,7 +118,7 @@ static vla_status save(vla_checkpoint_writer *w, const vla_store *store, int64_t
 {
     char state[64];
     snprintf(state, sizeof state, "{\"step\": %lld}", (long long)step);
-    vla_checkpoint_content c = {sizeof c, 0, step, state, extra, 1};
+    vla_checkpoint_content c = {.size = sizeof c, .step = step, .state = state, .files = extra, .file_count = 1};
     return vla_checkpoint_save(w, store, &c, err);
 }
 
