@@ -5,6 +5,7 @@
 #include "base/fail.h"
 #include "base/json.h"
 #include "exec/plan.h"
+#include "model/wallx_plan.h"
 #include "optim/settings.h"
 #include "parity/model.h"
 #include "parity/parity.h"
@@ -128,6 +129,50 @@ static void a_step(void **state)
     oom_every("step, recompute layer", 40, one_step, &layer);
 }
 
+/* The store and the plans of one rank of several, collectives and all. */
+static vla_status plan_a_rank(void *user, vla_error *err)
+{
+    const vla_shard_options *share = user;
+    vla_store *store = NULL;
+    vla_plan *plan = NULL;
+    vla_graph *gather = NULL;
+    vla_adamw_options adamw = vlai_settings_adamw(model.train);
+    vla_plan_options options = VLA_PLAN_OPTIONS_DEFAULT;
+    vlai_wallx_shape shape;
+    vla_gradient_status *gradients = vlai_calloc(vla_store_count(model.store), sizeof *gradients);
+    vla_status status = gradients ? VLA_OK : vlai_nomem(err, vla_store_count(model.store));
+    options.overlap = 1;
+    if (status == VLA_OK)
+        status = vla_store_create(&store, err);
+    options.store = store;
+    if (status == VLA_OK)
+        status = vlai_wallx_params(&model.config, NULL, NULL, store, err);
+    if (status == VLA_OK)
+        status = vla_store_shard(store, share, err);
+    if (status == VLA_OK)
+        status = vla_store_allocate(store, VLA_FP32, VLA_STORE_STEP, err);
+    if (status == VLA_OK)
+        status = vlai_wallx_shape_of(&model.config, &model.tokens, &batch.b, true, &shape, err);
+    if (status == VLA_OK)
+        status = vlai_wallx_plan_step(&model.config, &shape, store, &adamw, &options, gradients, &plan, err);
+    if (status == VLA_OK)
+        status = vlai_graph_gather(store, &plan->order, &gather, err);
+    vla_graph_destroy(gather);
+    vla_plan_destroy(plan);
+    vla_store_destroy(store);
+    vlai_free(gradients);
+    return status;
+}
+
+static void a_rank(void **state)
+{
+    (void)state;
+    vla_shard_options share = {sizeof share, 1, 3, 50000, 1};
+    oom_every("plan of a rank", 120, plan_a_rank, &share);
+    share.zero = 0;
+    oom_every("plan of a rank that keeps all", 40, plan_a_rank, &share);
+}
+
 /* Configuration, weights file, store, loading. */
 static vla_status load_weights(void *user, vla_error *err)
 {
@@ -192,6 +237,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(weights),
         cmocka_unit_test(a_step),
+        cmocka_unit_test(a_rank),
         cmocka_unit_test(a_recorded_batch),
         cmocka_unit_test(a_step_allocates_nothing),
     };
