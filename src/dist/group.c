@@ -65,6 +65,11 @@ static const char lost_hint[] = "that rank's own messages say more; the run goes
 
 /* --- the thread --- */
 
+static uint32_t milliseconds(double seconds)
+{
+    return seconds >= 4e6 ? 4000000000u : (uint32_t)(seconds * 1e3 + 0.5);
+}
+
 static void wake(vlai_group *g)
 {
     ssize_t n = write(g->wake[1], "", 1); /* full: it will wake up anyway */
@@ -228,7 +233,7 @@ static short send_all(vlai_group *g, double now)
         vlai_head_text(&head, g->phase);
         vlai_head_i64(&head, g->step);
         vlai_head_u32(&head, g->moves);
-        vlai_head_u32(&head, (uint32_t)((now - g->moved) * 1e3));
+        vlai_head_u32(&head, milliseconds(now - g->moved));
         if (vlai_wire_put(&g->wire, FRAME_BEAT, 0, &head, NULL, 0)) { /* no memory: the next one may have some */
             g->beaten = now;
             g->beaten_moves = g->moves;
@@ -340,11 +345,6 @@ static vla_status request(vlai_group *g, frame_type type, const vlai_head *head,
     status = copy_lost(g, err);
     pthread_mutex_unlock(&g->lock);
     return status;
-}
-
-static uint32_t milliseconds(double seconds)
-{
-    return seconds >= 4e6 ? 4000000000u : (uint32_t)(seconds * 1e3 + 0.5);
 }
 
 static vla_status name_fits(const char *what, const char *name, bool empty, vla_error *err)

@@ -84,6 +84,8 @@ struct vlai_server {
     vla_error verdict;   /* what the run ended of; status OK: it has not */
     int culprit;
     bool own_told;
+    int late;            /* ranks that came after the verdict and were told */
+    bool lingers;        /* the meeting has failed early: ranks that are starting at this moment hear of it too */
     double verdict_at;   /* 0: none, and the server is not ending either */
     pthread_t thread;
     bool threaded;
@@ -199,6 +201,7 @@ static void lose(vlai_server *s, int rank, const char *why)
     if (s->verdict_at)
         return;
     char place[96];
+    s->lingers = !s->met;
     vlai_fail_hint(&s->verdict, VLA_E_LOST, lost_hint, "rank %d (host %s) was lost %s: %s", rank, s->members[rank].host,
                    where(s, &s->members[rank], place), why);
     end_run(s, rank);
@@ -301,6 +304,7 @@ static void unfit(vlai_server *s, stranger *x, const vla_error *e)
     if (s->met || s->verdict_at)
         return;
     s->verdict = *e;
+    s->lingers = true;
     end_run(s, CULPRIT_NONE);
 }
 
@@ -338,8 +342,10 @@ static void hello(vlai_server *s, stranger *x, const vlai_frame *f, double now)
         vlai_fail_hint(&e, VLA_E_INVALID, "end the processes of an earlier run, or give each run a MASTER_PORT of its own",
                        "rank %u (host %s, process %u) is there already: host %s, process %u", rank, host, pid, m->host, m->pid);
         refuse(s, x, &e);
-    } else if (s->verdict_at) {
-        vlai_wire_fini(&x->wire);
+    } else if (s->verdict_at) { /* too late: it hears why */
+        vlai_fail_hint(&e, VLA_E_LOST, s->verdict.hint, "%s", s->verdict.status == VLA_OK ? "the run at this port has ended" : s->verdict.message);
+        refuse(s, x, &e);
+        s->late++;
     } else {
         member *m = &s->members[rank];
         m->wire = x->wire;
@@ -887,7 +893,7 @@ static bool ended(vlai_server *s, bool flushed, double now)
         s->own_told = true;
         tell_abort(s, own);
     }
-    bool open = false;
+    bool open = s->lingers && s->here + s->late < s->ranks.world;
     for (int r = 0; r < s->ranks.world; r++)
         open |= s->members[r].wire.fd >= 0;
     return !open || since > LAST_WORDS;

@@ -20,6 +20,7 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -30,12 +31,12 @@ enum { RANKS = 64 };
 typedef struct seen_by_rank {
     vla_status status; /* of the call that the test is about */
     char message[1024], lost[1024];
-    int lost_calls;
+    atomic_int lost_calls; /* after lost and lost_at are written */
     double at, lost_at, started;
-    volatile int place; /* how far the body is */
-    volatile int go;    /* set by the test */
+    atomic_int place; /* how far the body is */
+    atomic_int go;    /* set by the test */
     double value;
-    int warnings;
+    atomic_int warnings;
 } seen_by_rank;
 
 static seen_by_rank *seen; /* [RANKS], shared */
@@ -90,7 +91,7 @@ static inline void on_log(vla_log_level level, const char *text, void *user)
     ((seen_by_rank *)user)->warnings += level == VLA_LOG_WARN;
 }
 
-/* Joins with the callback above; notes the outcome. */
+/* Joins with the callback above; notes the outcome, which ends the process when it is an error. */
 static inline vlai_group *join_with(int rank, int world, vlai_group_options o)
 {
     vla_error err = VLA_ERROR_INIT;
@@ -101,6 +102,8 @@ static inline vlai_group *join_with(int rank, int world, vlai_group_options o)
     vla_log_set(on_log, &seen[rank], VLA_LOG_WARN);
     seen[rank].started = vlai_now();
     note(rank, vlai_group_join(&r, &o, &g, &err), &err);
+    if (seen[rank].status != VLA_OK)
+        _exit(0);
     return g;
 }
 
