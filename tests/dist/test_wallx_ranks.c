@@ -1,0 +1,136 @@
+/* A tiny Wall-X on several CPU ranks, as a user runs it: `vla launch` on the micro-batches that one rank accumulates, and a run that
+ * other numbers of ranks go on with. */
+#include "tiny.h"
+
+#include "base/json.h"
+#include "format/safetensors.h"
+
+#include <math.h>
+
+static const char common[] = "--training.numerics=fp32 --hyperparams.batch_size_per_gpu=2 --training.threads=1 --data.num_workers=1 --device cpu "
+                             "--logging.val_interval=5 --logging.save_interval=5 --hyperparams.scheduler.num_training_steps=10";
+
+static void run(int ranks, const char *name, const char *environment, const char *more)
+{
+    char variables[256], arguments[1024], from[64] = "train";
+    snprintf(variables, sizeof variables, "SAVE_PATH=%s OPENBLAS_NUM_THREADS=1%s%s", name, environment ? " " : "", environment ? environment : "");
+    if (ranks > 1)
+        snprintf(from, sizeof from, "launch --nproc %d train", ranks);
+    snprintf(arguments, sizeof arguments, "%s --config tiny.yml %s %s", from, common, more);
+    int code = tiny_run(variables, arguments);
+    if (code != 0) {
+        char *text = tiny_read("log", NULL);
+        fail_msg("vla %s: code %d\n%s", arguments, code, text);
+    }
+}
+
+static int64_t losses(const char *name, const char *file, double *out, int64_t most)
+{
+    char path[128], *save;
+    int64_t n = 0;
+    vla_error err = VLA_ERROR_INIT;
+    snprintf(path, sizeof path, "%s/%s", name, file);
+    char *text = tiny_read(path, NULL);
+    for (char *line = strtok_r(text, "\n", &save); line && n < most; line = strtok_r(NULL, "\n", &save)) {
+        json_t *record;
+        assert_ok(vlai_json_parse(line, strlen(line), path, &record, &err), err);
+        out[n++] = json_number_value(json_object_get(record, "loss"));
+        json_decref(record);
+    }
+    vlai_free(text);
+    return n;
+}
+
+/* The largest relative difference of losses, from step `first` of `a` on. */
+static double worst_loss(const char *a, const char *b, int64_t first)
+{
+    double x[64], y[64], worst = 0;
+    static const char *const files[] = {"metrics.jsonl", "validation.jsonl"};
+    for (int f = 0; f < (first ? 1 : 2); f++) {
+        int64_t n = losses(a, files[f], x, 64), m = losses(b, files[f], y, 64);
+        assert_true(n > 0);
+        assert_int_equal(n, m);
+        for (int64_t i = first; i < n; i++)
+            worst = fabs(x[i] - y[i]) / fabs(x[i]) > worst ? fabs(x[i] - y[i]) / fabs(x[i]) : worst;
+    }
+    return worst;
+}
+
+/* The largest distance of a tensor in the weights of two runs after 5 steps, in L2 and relative to its size. */
+static double worst_weight(const char *a, const char *b)
+{
+    vla_error err = VLA_ERROR_INIT;
+    vlai_safetensors *x, *y;
+    char path[128];
+    double worst = 0;
+    snprintf(path, sizeof path, "%s/0_5/model.safetensors", a);
+    assert_ok(vlai_safetensors_open(tiny_at(path), &x, &err), err);
+    snprintf(path, sizeof path, "%s/0_5/model.safetensors", b);
+    assert_ok(vlai_safetensors_open(tiny_at(path), &y, &err), err);
+    assert_int_equal(vlai_safetensors_count(x), vlai_safetensors_count(y));
+    for (size_t i = 0; i < vlai_safetensors_count(x); i++) {
+        const vlai_tensor_view *v = vlai_safetensors_at(x, i), *w = vlai_safetensors_find(y, v->name);
+        float *p = vlai_array((size_t)v->elements + 1, sizeof *p), *q = vlai_array((size_t)v->elements + 1, sizeof *q);
+        double size = 0, distance = 0;
+        assert_non_null(w);
+        assert_ok(vlai_tensor_to_float(v, 0, v->elements, p, &err), err);
+        assert_ok(vlai_tensor_to_float(w, 0, v->elements, q, &err), err);
+        for (int64_t e = 0; e < v->elements; e++) {
+            size += (double)p[e] * p[e];
+            distance += ((double)p[e] - q[e]) * ((double)p[e] - q[e]);
+        }
+        if (size > 0)
+            worst = sqrt(distance / size) > worst ? sqrt(distance / size) : worst;
+        vlai_free(p);
+        vlai_free(q);
+    }
+    vlai_safetensors_close(x);
+    vlai_safetensors_close(y);
+    return worst;
+}
+
+static void ranks_are_one(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name, *environment, *more;
+        int ranks;
+    } ways[] = {{"two", NULL, "--hyperparams.gradient_accumulation_steps=2", 2},
+                {"four", NULL, "", 4},
+                {"four-reduce", NULL, "--zero 0", 4},
+                {"four-fast", "WALLX_PERF_DDP=1 WALLX_PERF_BUCKET=1 WALLX_PERF_COMPILE=1 WALLX_PERF_ALLOC=1 WALLX_PERF_NO_TIMER_BARRIER=1", "", 4}};
+    run(1, "one", NULL, "--hyperparams.gradient_accumulation_steps=4");
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+        run(ways[i].ranks, ways[i].name, ways[i].environment, ways[i].more);
+        double loss = worst_loss("one", ways[i].name, 0), weight = worst_weight("one", ways[i].name);
+        print_message("%s: losses differ by %.3g, weights by %.3g\n", ways[i].name, loss, weight);
+        assert_true(loss <= 1e-6); /* two ranks add in another order: (1 + 3) + (2 + 4) */
+        assert_true(weight <= (ways[i].ranks == 4 ? 1e-6 : 1e-5));
+    }
+}
+
+static void others_go_on(void **state)
+{
+    (void)state;
+    run(4, "saved", NULL, "--stop-at 4");
+    tiny_must("inspect checkpoint saved/latest");
+    tiny_said("written by 4 ranks");
+    tiny_said("optimizer-3-of-4.safetensors");
+    tiny_must("predict saved --episodes 8");
+    for (int ranks = 1; ranks <= 4; ranks *= 2) {
+        char name[32], copy[256];
+        snprintf(name, sizeof name, "on-%d", ranks);
+        snprintf(copy, sizeof copy, "cp -r %s %s", tiny_at("saved"), tiny_at(name));
+        assert_int_equal(system(copy), 0);
+        run(ranks, name, NULL, "--resume"); /* with the accumulation of four ranks: it follows */
+        double loss = worst_loss("four", name, 4);
+        print_message("saved on 4, on %d: losses differ by %.3g\n", ranks, loss);
+        assert_true(ranks == 4 ? loss == 0 : loss <= 1e-5);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(ranks_are_one), cmocka_unit_test(others_go_on)};
+    return cmocka_run_group_tests(tests, tiny_make, tiny_drop);
+}
