@@ -16,6 +16,10 @@
  * Every step is a pure function of (state, samples): two runs with one seed give the same bits, whatever the number of
  * workers and threads, and a run that was interrupted and resumed gives those bits too.
  *
+ * Several ranks (options.group) give the losses and, as far as sums over ranks keep their order, the weights of one rank with
+ * accumulation x ranks. All make the same calls. Rank 0's records are those of all; the others report their own losses, and
+ * write no metrics. After a failure that a rank has alone it must end, and tell the group why.
+ *
  * Ownership: model, samples and all strings are borrowed and must outlive the trainer. Threads: one caller; functions of
  * vla_samples are called from the workers, each with its own worker object. */
 #ifndef VLA_TRAINER_H
@@ -157,7 +161,7 @@ typedef struct vla_trainer_options {
     const char *contract;
     const vla_checkpoint_file *files; /* copied into each checkpoint */
     size_t file_count;
-    volatile sig_atomic_t *stop;      /* set by a signal handler of the program: save and end with CANCELLED */
+    volatile sig_atomic_t *stop;      /* set by a signal handler of the program: save and end with CANCELLED; of several ranks by any */
     void (*report)(void *user, const vla_record *record); /* may be NULL */
     void *report_user;
 } vla_trainer_options;

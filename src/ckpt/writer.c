@@ -20,6 +20,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 static const vla_store_kind saved_kinds[] = {VLA_STORE_WEIGHT, VLA_STORE_M, VLA_STORE_V, VLA_STORE_LOW};
@@ -290,50 +291,77 @@ static vla_status write_tensors(const vla_store *store, const char *dir, const c
     return status;
 }
 
-/* What another rank says that it has written as `name`; NULL: it is our own. */
-static const vlai_ckpt_part *part_of(const vlai_ckpt_part *parts, int count, const char *name)
+/* What another rank wrote is not read again, but it must stand here as it was written. A network's file system may show that
+ * late. */
+static vla_status check_part(const char *dir, const vlai_ckpt_part *part, vla_error *err)
 {
-    for (int i = 0; i < count; i++)
-        if (!strcmp(parts[i].name, name))
-            return &parts[i];
-    return NULL;
-}
-
-/* Size and hash of a file of `dir`. What another rank wrote is not read again, but it must stand here as it was written. */
-static vla_status sum_of(const char *dir, const char *name, const vlai_ckpt_part *written, uint64_t *hash, uint64_t *size, vla_error *err)
-{
+    enum { TRIES = 500 /* of 20 ms */ };
     char path[VLAI_CKPT_PATH];
-    VLA_TRY(join(path, dir, name, err));
-    if (!written)
-        return vlai_ckpt_hash_file(path, hash, size, err);
-    vlai_map map;
-    VLA_TRY(vlai_map_open(path, &map, err));
-    *size = map.size;
-    *hash = written->hash;
-    vlai_map_close(&map);
-    return *size == written->size ? VLA_OK
-                                  : vlai_fail(err, VLA_E_IO, "%s: %llu bytes, its rank has written %llu", path, (unsigned long long)*size,
-                                              (unsigned long long)written->size);
+    uint64_t size = 0;
+    vla_status status = VLA_OK;
+    VLA_TRY(join(path, dir, part->name, err));
+    for (int i = 0; i < TRIES; i++) {
+        vlai_map map;
+        status = vlai_map_open(path, &map, err);
+        if (status == VLA_OK) {
+            size = map.size;
+            vlai_map_close(&map);
+            if (size == part->size)
+                return VLA_OK;
+        } else if (status != VLA_E_NOT_FOUND) {
+            return status;
+        }
+        nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
+    }
+    return status != VLA_OK ? status
+                            : vlai_fail(err, VLA_E_IO, "%s: %llu bytes, its rank has written %llu", path, (unsigned long long)size,
+                                        (unsigned long long)part->size);
 }
 
-/* {"xxh64": {"NAME": {"size": N, "hash": "16 digits"}}} of all files that stand in `dir`, then DONE. parts: of other ranks. */
-static vla_status write_checksums(const char *dir, const vlai_ckpt_part *parts, int part_count, vla_error *err)
+static void put_sum(vlai_text *text, bool first, const char *name, uint64_t size, uint64_t hash)
+{
+    vlai_text_puts(text, first ? "\n    " : ",\n    ");
+    vlai_text_json(text, name);
+    vlai_text_printf(text, ": {\"size\": %llu, \"hash\": \"%016llx\"}", (unsigned long long)size, (unsigned long long)hash);
+}
+
+/* Our own files are those that a listing shows; what it shows of other ranks' may be old. */
+static vla_status put_own_sums(const char *dir, bool alone, vlai_text *text, vla_error *err)
 {
     char **names, path[VLAI_CKPT_PATH];
     size_t count;
+    bool first = true;
+    int rank, world;
     VLA_TRY(vlai_list_dir(dir, &names, &count, err));
-    vlai_text text = {0};
-    vlai_text_printf(&text, "{\n  \"format\": %d,\n  \"xxh64\": {", VLAI_CKPT_FORMAT);
     vla_status status = VLA_OK;
     for (size_t i = 0; status == VLA_OK && i < count; i++) {
         uint64_t hash = 0, size = 0;
-        status = sum_of(dir, names[i], part_of(parts, part_count, names[i]), &hash, &size, err);
-        vlai_text_puts(&text, i ? ",\n    " : "\n    ");
-        vlai_text_json(&text, names[i]);
-        vlai_text_printf(&text, ": {\"size\": %llu, \"hash\": \"%016llx\"}", (unsigned long long)size,
-                         (unsigned long long)hash);
+        bool optimizer = !strncmp(names[i], "optimizer-", strlen("optimizer-"));
+        if (!alone && optimizer && !(vlai_ckpt_parse_optimizer(names[i], &rank, &world) && rank == 0))
+            continue;
+        status = join(path, dir, names[i], err);
+        if (status == VLA_OK)
+            status = vlai_ckpt_hash_file(path, &hash, &size, err);
+        put_sum(text, first, names[i], size, hash);
+        first = false;
     }
     vlai_names_free(names, count);
+    return status;
+}
+
+/* {"xxh64": {"NAME": {"size": N, "hash": "16 digits"}}} of all files of `dir`, then DONE. parts: of other ranks. */
+static vla_status write_checksums(const char *dir, const vlai_ckpt_part *parts, int part_count, vla_error *err)
+{
+    char path[VLAI_CKPT_PATH];
+    vlai_text text = {0};
+    vlai_text_printf(&text, "{\n  \"format\": %d,\n  \"xxh64\": {", VLAI_CKPT_FORMAT);
+    vla_status status = put_own_sums(dir, part_count == 0, &text, err);
+    for (int i = 0; status == VLA_OK && i < part_count; i++) {
+        if (!*parts[i].name)
+            continue;
+        status = check_part(dir, &parts[i], err);
+        put_sum(&text, false, parts[i].name, parts[i].size, parts[i].hash);
+    }
     vlai_text_puts(&text, "\n  }\n}\n");
     if (status == VLA_OK)
         status = vlai_text_status(&text, err);
