@@ -645,10 +645,8 @@ static vla_status leave(vla_trainer *t, vla_status status)
 {
     vla_error failure = VLA_ERROR_INIT;
     vla_record unreported;
-    if (t->group && status != VLA_E_NONFINITE) { /* the others are elsewhere in the step */
-        vlai_ranks_failed(t);
+    if (t->group) /* the others are elsewhere, or end as well: nothing can be saved */
         return status;
-    }
     while (t->flight_count > 0) /* what is under way belongs to the state that is saved */
         if (vlai_step_end(t, &unreported, &failure) != VLA_OK)
             return status;

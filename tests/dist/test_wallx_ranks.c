@@ -117,6 +117,7 @@ static void others_go_on(void **state)
     tiny_said("written by 4 ranks");
     tiny_said("optimizer-3-of-4.safetensors");
     tiny_must("predict saved --episodes 8");
+    tiny_must("convert saved/latest unfused --to unfused");
     for (int ranks = 1; ranks <= 4; ranks *= 2) {
         char name[32], copy[256];
         snprintf(name, sizeof name, "on-%d", ranks);
