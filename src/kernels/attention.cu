@@ -21,6 +21,7 @@
  * Operands may be columns of one matrix q|k|v: rows have strides. */
 #include "kernels/attention.h"
 #include "kernels/attention_cudnn.cuh"
+#include "kernels/attention_groups.cuh"
 #include "kernels/attention_segments.cuh"
 #include "kernels/attention_tiles.cuh"
 #include "kernels/attention_window.cuh"
@@ -489,6 +490,23 @@ int backward_cudnn(const attention_task &task)
     return attention_cudnn_run(task, true);
 }
 
+template <int VARIANT> int forward_groups(const attention_task &task)
+{
+    return attention_groups_forward(task, VARIANT);
+}
+
+template <int VARIANT> int backward_groups(const attention_task &task)
+{
+    return attention_groups_backward(task, VARIANT);
+}
+
+int query_grad_groups(const attention_task &task)
+{
+    attention_task t = task;
+    t.dk = t.dv = nullptr;
+    return attention_groups_backward(t, 0);
+}
+
 /* The implementations, best first; the first that fits runs. */
 struct implementation {
     const char *name;
@@ -499,6 +517,11 @@ struct implementation {
 const implementation implementations[] = {
     {"windows", fits_window, forward_window, backward_window},
     {"cudnn", [](const attention_task &t) { return t.plan != nullptr; }, forward_cudnn, backward_cudnn},
+    {"groups", attention_groups_fits, forward_groups<0>, backward_groups<0>},
+    {"groups-1", attention_groups_fits, forward_groups<1>, backward_groups<1>},
+    {"groups-2", attention_groups_fits, forward_groups<2>, backward_groups<2>},
+    {"groups-3", attention_groups_fits, forward_groups<3>, backward_groups<3>},
+    {"groups-q", attention_groups_fits, forward_groups<0>, query_grad_groups},
     {"segments", fits_segments, forward_segments, backward_segments},
     {"tiles", [](const attention_task &t) { return t.dtype == VLA_BF16 && t.shape.dim <= 128; }, forward_tiles, backward_tiles},
     {"plain", [](const attention_task &t) { return t.dtype == VLA_BF16 && t.shape.dim <= PLAIN_DIM; }, forward_plain<bf16>, backward_plain<bf16>},
@@ -618,6 +641,8 @@ size_t workspace_of(const vla_graph *g, const vlai_node *node, int rows, int tab
     const vla_attention_options *options = &node->attrs.attention;
     int64_t queries = operand_of(g, node, rows).shape[0];
     size_t own = backward ? delta_bytes(queries, options->heads) + round_256((size_t)query_tiles(queries) * sizeof(query_tile)) : 0;
+    size_t groups = backward ? attention_groups_workspace(queries, options->heads) : 0;
+    own = groups > own ? groups : own;
     if (options->mask == VLA_MASK_COLUMNS || options->longest <= WINDOW_LONGEST || node->n_inputs <= tables + 3 ||
         operand_of(g, node, rows).dtype != VLA_BF16)
         return own;
