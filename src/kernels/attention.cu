@@ -500,11 +500,11 @@ template <int VARIANT> int backward_groups(const attention_task &task)
     return attention_groups_backward(task, VARIANT);
 }
 
-int query_grad_groups(const attention_task &task)
+template <int VARIANT> int query_grad_groups(const attention_task &task)
 {
     attention_task t = task;
     t.dk = t.dv = nullptr;
-    return attention_groups_backward(t, 0);
+    return attention_groups_backward(t, VARIANT);
 }
 
 /* The implementations, best first; the first that fits runs. */
@@ -521,7 +521,8 @@ const implementation implementations[] = {
     {"groups-1", attention_groups_fits, forward_groups<1>, backward_groups<1>},
     {"groups-2", attention_groups_fits, forward_groups<2>, backward_groups<2>},
     {"groups-3", attention_groups_fits, forward_groups<3>, backward_groups<3>},
-    {"groups-q", attention_groups_fits, forward_groups<0>, query_grad_groups},
+    {"groups-q", attention_groups_fits, forward_groups<0>, query_grad_groups<0>},
+    {"groups-q1", attention_groups_fits, forward_groups<1>, query_grad_groups<1>},
     {"segments", fits_segments, forward_segments, backward_segments},
     {"tiles", [](const attention_task &t) { return t.dtype == VLA_BF16 && t.shape.dim <= 128; }, forward_tiles, backward_tiles},
     {"plain", [](const attention_task &t) { return t.dtype == VLA_BF16 && t.shape.dim <= PLAIN_DIM; }, forward_plain<bf16>, backward_plain<bf16>},

@@ -287,6 +287,7 @@ __global__ void __launch_bounds__(TEAMS *TEAM, BLOCKS)
             for (int e = 0; e < 4; e++)
                 acc[j][e] *= shrink[e / 2];
         rows_pack<KEYS / 16>(p, x);
+        product_take(p);
     };
     auto begin_scores = [&](int n) {
         product_begin();
@@ -486,6 +487,7 @@ __global__ void __launch_bounds__(TEAMS *TEAM, BLOCKS)
             for (int e = 0; e < 4; e++)
                 x[j][e] *= dp[j][e] - mean[e / 2];
         rows_pack<KEYS / 16>(ds, x);
+        product_take(ds);
     };
     auto begin_product = [&](int n) {
         product_begin();
@@ -532,30 +534,44 @@ __global__ void __launch_bounds__(TEAMS *TEAM, BLOCKS)
 #endif
 }
 
-enum { KEY_TEAMS = 2 };
+enum { KEY_PARTS = 2 };
 
-template <int DP, int STAGES> constexpr size_t group_key_shared()
+template <int DP, int STAGES, int TEAMS> constexpr size_t group_key_shared()
 {
-    return 1024 + 2 * tile_bytes(DP, TEAM_ROWS) + KEY_TEAMS * STAGES * 2 * tile_bytes(DP, TEAM_ROWS);
+    return 1024 + 2 * tile_bytes(DP, TEAM_ROWS) + TEAMS * STAGES * 2 * tile_bytes(DP, TEAM_ROWS);
 }
 
-/* dk, dv; either may be NULL. */
-template <int DP, int STAGES>
-__global__ void __launch_bounds__(KEY_TEAMS *TEAM, 1)
+/* The float at the place of p in the shared memory of the cluster's block `rank`. */
+__device__ inline float cluster_float(const float *p, int rank)
+{
+    float x = 0;
+#ifdef VLAI_HOPPER
+    uint32_t at;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(shared_address(p)), "r"(rank));
+    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(x) : "r"(at) : "memory");
+#endif
+    return x;
+}
+
+/* dk, dv; either may be NULL. The two parts of the tiles are for two teams of a block, or for two blocks, a cluster, of one. */
+template <int DP, int STAGES, int TEAMS>
+__global__ void __launch_bounds__(TEAMS *TEAM, KEY_PARTS / TEAMS)
     group_key_grad_kernel(attention_shape s, const int32_t *segments, bool causal, int shift, const __grid_constant__ group_maps maps,
                           const row_facts *facts, bf16 *dk, bf16 *dv)
 {
 #ifdef VLAI_HOPPER
-    __shared__ uint64_t key_full, full[KEY_TEAMS][STAGES];
-    __shared__ __align__(16) row_facts side[KEY_TEAMS][2][TEAM_ROWS];
+    __shared__ uint64_t key_full, full[TEAMS][STAGES];
+    __shared__ __align__(16) row_facts side[TEAMS][2][TEAM_ROWS];
     constexpr int TILE = tile_bytes(DP, TEAM_ROWS), N = TEAM_ROWS;
     unsigned char *tile_k = shared_tiles(), *tile_v = tile_k + TILE;
     const team_place me;
-    int group = 1 << shift, head = blockIdx.x << shift;
-    int64_t col = (int64_t)blockIdx.x * s.dim;
+    constexpr bool SPLIT = TEAMS < KEY_PARTS;
+    int part = SPLIT ? blockIdx.x % KEY_PARTS : me.team, kv_head = SPLIT ? blockIdx.x / KEY_PARTS : blockIdx.x;
+    int group = 1 << shift, head = kv_head << shift;
+    int64_t col = (int64_t)kv_head * s.dim;
     if (blockIdx.y == gridDim.y - 1) {
         rows_outside(s, segments, gridDim.y - 1, [&](int row) {
-            for (int c = threadIdx.x; c < s.dim; c += KEY_TEAMS * TEAM) {
+            for (int c = threadIdx.x; c < s.dim; c += TEAMS * TEAM) {
                 if (dk)
                     dk[row * s.dkv_stride + col + c] = __float2bfloat16_rn(0.0f);
                 if (dv)
@@ -567,12 +583,12 @@ __global__ void __launch_bounds__(KEY_TEAMS *TEAM, 1)
     segment_rows segment = segment_of(s, segments, blockIdx.y);
     int first = segment.first + blockIdx.z * TEAM_ROWS;
     if (first >= segment.end)
-        return;
-    /* Tile n of this team is number count - 1 - n from the first query on. */
+        return; /* with the whole cluster */
+    /* Tile n of this part is number all - 1 - part - 2 n of those from the first query on. */
     int per_tile = TEAM_ROWS >> shift, from = causal ? first : segment.first, all = (segment.end - from + per_tile - 1) / per_tile;
-    int tiles = (all - me.team + KEY_TEAMS - 1) / KEY_TEAMS;
+    int tiles = (all - part + KEY_PARTS - 1) / KEY_PARTS;
     unsigned char *stages = tile_v + TILE + me.team * STAGES * 2 * TILE;
-    auto query_of = [&](int n) { return from + (all - 1 - me.team - n * KEY_TEAMS) * per_tile; };
+    auto query_of = [&](int n) { return from + (all - 1 - part - n * KEY_PARTS) * per_tile; };
     auto load = [&](int n) {
         uint64_t *ready = &full[me.team][n % STAGES];
         unsigned char *to = stages + n % STAGES * 2 * TILE;
@@ -587,12 +603,12 @@ __global__ void __launch_bounds__(KEY_TEAMS *TEAM, 1)
     };
     if (threadIdx.x == 0) {
         full_init(&key_full, 1);
-        for (int i = 0; i < KEY_TEAMS * STAGES; i++)
+        for (int i = 0; i < TEAMS * STAGES; i++)
             full_init(&full[0][i], 1);
         full_init_done();
         full_expect(&key_full, 2 * TILE);
-        tile_load<DP>(tile_k, &maps.k, TEAM_ROWS, blockIdx.x, first, &key_full);
-        tile_load<DP>(tile_v, &maps.v, TEAM_ROWS, blockIdx.x, first, &key_full);
+        tile_load<DP>(tile_k, &maps.k, TEAM_ROWS, kv_head, first, &key_full);
+        tile_load<DP>(tile_v, &maps.v, TEAM_ROWS, kv_head, first, &key_full);
     }
     __syncthreads();
     if (me.thread == 0)
@@ -643,6 +659,7 @@ __global__ void __launch_bounds__(KEY_TEAMS *TEAM, 1)
         }
         uint32_t p[N / 16][4], ds[N / 16][4];
         rows_pack<N / 16>(p, x);
+        product_take(p);
         product_begin();
         tile_product<DP, N>(acc_v, p, tile_dy);
         product_end();
@@ -656,6 +673,7 @@ __global__ void __launch_bounds__(KEY_TEAMS *TEAM, 1)
                 dp[j][e] = x[j][e] * (dp[j][e] - (e % 2 ? of.w : of.y));
         }
         rows_pack<N / 16>(ds, dp);
+        product_take(ds);
         product_begin();
         tile_product<DP, N>(acc_k, ds, tile_q);
         product_end();
@@ -666,25 +684,31 @@ __global__ void __launch_bounds__(KEY_TEAMS *TEAM, 1)
         if (me.thread == 0 && n + STAGES < tiles)
             load(n + STAGES);
     }
-    /* Sums of the two teams: the first finishes dk, the second dv. */
+    /* Sums of the two parts: the first finishes dk, the second dv. */
     float *mine = (float *)stages + me.thread;
-    const float *other = (const float *)(tile_v + TILE + (1 - me.team) * STAGES * 2 * TILE) + me.thread;
+    const float *other = SPLIT ? mine : (const float *)(tile_v + TILE + (1 - me.team) * STAGES * 2 * TILE) + me.thread;
 #pragma unroll
     for (int j = 0; j < DP / 8; j++)
 #pragma unroll
         for (int e = 0; e < 4; e++)
-            mine[(j * 4 + e) * TEAM] = me.team == 0 ? acc_v[j][e] : acc_k[j][e];
-    __syncthreads();
-    bf16 *to = me.team == 0 ? dk : dv;
-    float factor = me.team == 0 ? s.scale : 1.0f;
+            mine[(j * 4 + e) * TEAM] = part == 0 ? acc_v[j][e] : acc_k[j][e];
+    if (SPLIT)
+        cluster_wait();
+    else
+        __syncthreads();
+    bf16 *to = part == 0 ? dk : dv;
+    float factor = part == 0 ? s.scale : 1.0f;
 #pragma unroll
     for (int j = 0; j < DP / 8; j++)
 #pragma unroll
         for (int e = 0; e < 4; e++)
-            acc_k[j][e] = (me.team == 0 ? acc_k[j][e] : acc_v[j][e]) + other[(j * 4 + e) * TEAM];
+            acc_k[j][e] = (part == 0 ? acc_k[j][e] : acc_v[j][e]) +
+                          (SPLIT ? cluster_float(other + (j * 4 + e) * TEAM, 1 - part) : other[(j * 4 + e) * TEAM]);
     if (to)
-        tile_store<DP>(to + first * s.dkv_stride + col, s.dkv_stride, s.dim, 0, segment.end - first, me.team == 0 ? tile_k : tile_v, me, acc_k,
+        tile_store<DP>(to + first * s.dkv_stride + col, s.dkv_stride, s.dim, 0, segment.end - first, part == 0 ? tile_k : tile_v, me, acc_k,
                        factor, factor);
+    if (SPLIT)
+        cluster_wait(); /* nobody leaves while the other reads */
 #endif
 }
 
@@ -760,22 +784,32 @@ template <int TEAMS, int KEYS, int STAGES, int BLOCKS, bool AHEAD> int query_gra
     });
 }
 
-template <int STAGES> int key_grad_by(const attention_task &task)
+template <int STAGES, int TEAMS> int key_grad_by(const attention_task &task)
 {
     return with_group_dim(task.shape.dim, [&](auto d) {
         constexpr int DP = decltype(d)::value;
-        constexpr size_t SHARED = group_key_shared<DP, STAGES>();
-        auto *kernel = group_key_grad_kernel<DP, STAGES>;
+        constexpr size_t SHARED = group_key_shared<DP, STAGES, TEAMS>();
+        auto *kernel = group_key_grad_kernel<DP, STAGES, TEAMS>;
         group_maps maps = {};
         int status = maps_make(task, TEAM_ROWS, &maps);
         if (!status)
             status = allow_shared(kernel, SHARED);
         if (status)
             return status;
-        kernel<<<group_grid(task, TEAM_ROWS), KEY_TEAMS * TEAM, SHARED, task.stream>>>(
-            task.shape, task.segments, task.mask == VLA_MASK_CAUSAL, shift_of(task.shape.group), maps, (const row_facts *)task.workspace,
-            (bf16 *)task.dk, (bf16 *)task.dv);
-        return launched();
+        cudaLaunchAttribute cluster = {};
+        cluster.id = cudaLaunchAttributeClusterDimension;
+        cluster.val.clusterDim.x = KEY_PARTS / TEAMS;
+        cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+        cudaLaunchConfig_t config = {};
+        config.gridDim = group_grid(task, TEAM_ROWS);
+        config.gridDim.x *= KEY_PARTS / TEAMS;
+        config.blockDim = dim3(TEAMS * TEAM);
+        config.dynamicSmemBytes = SHARED;
+        config.stream = task.stream;
+        config.attrs = &cluster;
+        config.numAttrs = TEAMS < KEY_PARTS;
+        return (int)cudaLaunchKernelEx(&config, kernel, task.shape, task.segments, task.mask == VLA_MASK_CAUSAL, shift_of(task.shape.group),
+                                       maps, (const row_facts *)task.workspace, (bf16 *)task.dk, (bf16 *)task.dv);
     });
 }
 
@@ -784,7 +818,7 @@ bool compiled()
 {
     static const bool there = [] {
         cudaFuncAttributes a;
-        if (cudaFuncGetAttributes(&a, group_key_grad_kernel<128, 2>) == cudaSuccess)
+        if (cudaFuncGetAttributes(&a, group_key_grad_kernel<128, 2, 2>) == cudaSuccess)
             return a.sharedSizeBytes > 0;
         cudaGetLastError();
         return false;
@@ -828,5 +862,5 @@ int attention_groups_backward(const attention_task &task, int variant)
     case 3: status = query_grad_by<1, 32, 2, 3, true>(task); break;
     default: return -1;
     }
-    return status || (!task.dk && !task.dv) ? status : key_grad_by<2>(task);
+    return status || (!task.dk && !task.dv) ? status : variant % 2 ? key_grad_by<2, 1>(task) : key_grad_by<2, 2>(task);
 }

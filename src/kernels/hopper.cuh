@@ -130,7 +130,7 @@ template <int PENDING> __device__ inline void product_wait()
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-/* After the wait: the compiler may not use x before this place. */
+/* The compiler has x in registers at this place: before product_begin, what it computed there; after a wait, what products left. */
 template <int N> __device__ inline void product_take(float (&x)[N][4])
 {
 #pragma unroll
@@ -138,6 +138,15 @@ template <int N> __device__ inline void product_take(float (&x)[N][4])
 #pragma unroll
         for (int e = 0; e < 4; e++)
             asm volatile("" : "+f"(x[j][e])::"memory");
+}
+
+template <int N> __device__ inline void product_take(uint32_t (&x)[N][4])
+{
+#pragma unroll
+    for (int j = 0; j < N; j++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            asm volatile("" : "+r"(x[j][e])::"memory");
 }
 
 /* x [64][N], held as `multiply` holds its c: lane l of warp w has rows 16 w + l / 4 and 8 more, columns 8 j + 2 (l % 4) and the
