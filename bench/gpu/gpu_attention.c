@@ -1,6 +1,6 @@
 /* Times every implementation of attention at the sizes of a Wall-X step (batch 26), forward and backward, on packed q|k|v.
  *
- *     gpu_attention [NAME...]      only the implementations named: windows cudnn tiles plain
+ *     gpu_attention [NAME...]      only the implementations named: windows groups cudnn segments tiles plain
  *
  * Median of 25 launches on a warm card; buffers are taken in turn, so many sets that nothing is found in L2 that a step would
  * not find there. TFLOP/s count visible pairs, 4 D forward and 10 D backward. The floor is every operand read once and every

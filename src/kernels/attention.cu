@@ -8,15 +8,16 @@
  * Which kernels run is a table at the end of this file; the first row that fits is taken:
  *
  *     windows    segments of at most 64 rows, each whole   (kernels/attention_window.cuh)
+ *     groups     whole or causal segments, on sm_90a   (kernels/attention_groups.cu)
  *     cudnn      whole or causal segments, where a plan was made: fast attention alone   (kernels/attention_cudnn.cu)
  *     segments   whole or causal segments   (kernels/attention_segments.cuh)
  *     tiles      any mask, bf16 up to D = 128   (kernels/attention_tiles.cuh)
  *     plain      any mask: here, a warp per row, fp32 multiply-adds, for parity
  *
- * Backward of the last three is two kernels, one that owns keys and one that owns queries: two blocks never add to one sum, but
- * for those of a cluster, in the order of their ranks. The order of every sum is fixed, at the price of computing the scores
- * twice. 4 D flops a pair forward, 14 D
- * backward; the tensor cores are used by mma.sync, about half of what wgmma reaches.
+ * Backward of groups and of the last three is two kernels, one that owns keys and one that owns queries: two blocks never add to
+ * one sum, but for those of a cluster, in the order of their ranks. The order of every sum is fixed, at the price of computing
+ * the scores twice. 4 D flops a pair forward, 14 D backward; all but groups use the tensor cores by mma.sync, about half of what
+ * wgmma reaches.
  *
  * Operands may be columns of one matrix q|k|v: rows have strides. */
 #include "kernels/attention.h"
@@ -490,23 +491,6 @@ int backward_cudnn(const attention_task &task)
     return attention_cudnn_run(task, true);
 }
 
-template <int VARIANT> int forward_groups(const attention_task &task)
-{
-    return attention_groups_forward(task, VARIANT);
-}
-
-template <int VARIANT> int backward_groups(const attention_task &task)
-{
-    return attention_groups_backward(task, VARIANT);
-}
-
-template <int VARIANT> int query_grad_groups(const attention_task &task)
-{
-    attention_task t = task;
-    t.dk = t.dv = nullptr;
-    return attention_groups_backward(t, VARIANT);
-}
-
 /* The implementations, best first; the first that fits runs. */
 struct implementation {
     const char *name;
@@ -516,13 +500,8 @@ struct implementation {
 
 const implementation implementations[] = {
     {"windows", fits_window, forward_window, backward_window},
+    {"groups", attention_groups_fits, attention_groups_forward, attention_groups_backward},
     {"cudnn", [](const attention_task &t) { return t.plan != nullptr; }, forward_cudnn, backward_cudnn},
-    {"groups", attention_groups_fits, forward_groups<0>, backward_groups<0>},
-    {"groups-1", attention_groups_fits, forward_groups<1>, backward_groups<1>},
-    {"groups-2", attention_groups_fits, forward_groups<2>, backward_groups<2>},
-    {"groups-3", attention_groups_fits, forward_groups<3>, backward_groups<3>},
-    {"groups-q", attention_groups_fits, forward_groups<0>, query_grad_groups<0>},
-    {"groups-q1", attention_groups_fits, forward_groups<1>, query_grad_groups<1>},
     {"segments", fits_segments, forward_segments, backward_segments},
     {"tiles", [](const attention_task &t) { return t.dtype == VLA_BF16 && t.shape.dim <= 128; }, forward_tiles, backward_tiles},
     {"plain", [](const attention_task &t) { return t.dtype == VLA_BF16 && t.shape.dim <= PLAIN_DIM; }, forward_plain<bf16>, backward_plain<bf16>},

@@ -191,17 +191,32 @@ template <int N> __device__ inline void mask_scores(float (&x)[N][4], int key, c
 
 #endif
 
-template <int DP, int TEAMS, int KEYS, int STAGES> constexpr size_t group_shared()
+/* Teams of a block, keys of a tile, tiles in flight, blocks of a multiprocessor: the fastest of those tried on an H200. */
+struct forward_block {
+    enum { TEAMS = 2, KEYS = 32, STAGES = 4, BLOCKS = 2 };
+};
+
+struct query_grad_block {
+    enum { TEAMS = 3, KEYS = 64, STAGES = 2, BLOCKS = 1 };
+};
+
+struct key_grad_block {
+    enum { TEAMS = 2, STAGES = 2 };
+};
+
+template <int DP> constexpr size_t group_shared()
 {
-    return 1024 + TEAMS * tile_bytes(DP, TEAM_ROWS) + STAGES * 2 * tile_bytes(DP, KEYS);
+    using block = forward_block;
+    return 1024 + block::TEAMS * tile_bytes(DP, TEAM_ROWS) + block::STAGES * 2 * tile_bytes(DP, block::KEYS);
 }
 
-/* AHEAD: the scores of the next keys are begun with the product of these, which takes registers. */
-template <int DP, int TEAMS, int KEYS, int STAGES, int BLOCKS, bool AHEAD>
-__global__ void __launch_bounds__(TEAMS *TEAM, BLOCKS)
+/* The scores of the next keys are begun with the product of these. */
+template <int DP>
+__global__ void __launch_bounds__(forward_block::TEAMS *TEAM, forward_block::BLOCKS)
     group_kernel(attention_shape s, const int32_t *segments, bool causal, int shift, const __grid_constant__ group_maps maps, bf16 *o, float *lse)
 {
 #ifdef VLAI_HOPPER
+    constexpr int TEAMS = forward_block::TEAMS, KEYS = forward_block::KEYS, STAGES = forward_block::STAGES;
     __shared__ uint64_t query_full[TEAMS], key_full[STAGES];
     __shared__ int left[STAGES];
     unsigned char *tiles = shared_tiles();
@@ -256,8 +271,7 @@ __global__ void __launch_bounds__(TEAMS *TEAM, BLOCKS)
         product_wait<0>();
         product_take(x);
         product_take(acc);
-        if (AHEAD)
-            leave(n - 1);
+        leave(n - 1);
         if (ring.key(n) + KEYS > whole)
             mask_scores(x, ring.key(n), limit, me.t);
         float shrink[2];
@@ -294,9 +308,8 @@ __global__ void __launch_bounds__(TEAMS *TEAM, BLOCKS)
         tile_scores<DP, KEYS>(x, tile_q, ring.k(n));
         product_end();
     };
-    if (chunks)
+    if (chunks) {
         full_wait(&query_full[me.team], 0);
-    if (AHEAD && chunks) {
         ring.take(0, me.team);
         product_take(acc);
         begin_scores(0);
@@ -318,23 +331,8 @@ __global__ void __launch_bounds__(TEAMS *TEAM, BLOCKS)
         product_wait<0>();
         product_take(acc);
     }
-    if (!AHEAD) {
-#pragma unroll 1
-        for (int n = 0; n < chunks; n++) {
-            ring.take(n, me.team);
-            begin_scores(n);
-            soften(n);
-            product_take(acc);
-            product_begin();
-            tile_product<DP, KEYS>(acc, p, ring.v(n));
-            product_end();
-            product_wait<0>();
-            product_take(acc);
-            leave(n);
-        }
-    }
     team_wait(me.team); /* nobody of the team needs q, k and v */
-    for (int n = AHEAD && chunks ? chunks - 1 : chunks; n + STAGES < ring.chunks; n++)
+    for (int n = chunks ? chunks - 1 : 0; n + STAGES < ring.chunks; n++)
         if (me.thread == 0) {
             ring.wait(n);
             ring.leave(n);
@@ -355,21 +353,23 @@ __global__ void __launch_bounds__(TEAMS *TEAM, BLOCKS)
 #endif
 }
 
-template <int DP, int TEAMS, int KEYS, int STAGES> constexpr size_t group_query_shared()
+template <int DP> constexpr size_t group_query_shared()
 {
-    return 1024 + TEAMS * 2 * tile_bytes(DP, TEAM_ROWS) + STAGES * 2 * tile_bytes(DP, KEYS);
+    using block = query_grad_block;
+    return 1024 + block::TEAMS * 2 * tile_bytes(DP, TEAM_ROWS) + block::STAGES * 2 * tile_bytes(DP, block::KEYS);
 }
 
 /* facts [N, heads] and, unless NULL, dq. */
-template <int DP, int TEAMS, int KEYS, int STAGES, int BLOCKS, bool AHEAD>
-__global__ void __launch_bounds__(TEAMS *TEAM, BLOCKS)
+template <int DP>
+__global__ void __launch_bounds__(query_grad_block::TEAMS *TEAM, query_grad_block::BLOCKS)
     group_query_grad_kernel(attention_shape s, const int32_t *segments, bool causal, int shift, const __grid_constant__ group_maps maps,
                             const bf16 *o, const float *lse, row_facts *facts, bf16 *dq)
 {
 #ifdef VLAI_HOPPER
+    constexpr int TEAMS = query_grad_block::TEAMS, KEYS = query_grad_block::KEYS, STAGES = query_grad_block::STAGES;
+    constexpr int TILE = tile_bytes(DP, TEAM_ROWS);
     __shared__ uint64_t query_full[TEAMS], key_full[STAGES];
     __shared__ int left[STAGES];
-    constexpr int TILE = tile_bytes(DP, TEAM_ROWS);
     unsigned char *tiles = shared_tiles();
     const team_place me;
     int head = blockIdx.x << shift;
@@ -443,33 +443,16 @@ __global__ void __launch_bounds__(TEAMS *TEAM, BLOCKS)
         mean[1] = __shfl_sync(0xFFFFFFFFu, sum, 2 * me.g + 16);
     }
     float x[KEYS / 8][4], dp[KEYS / 8][4], acc[DP / 8][4] = {};
-    auto begin_scores = [&](int n) {
+#pragma unroll 1
+    for (int n = 0; n < chunks; n++) {
+        ring.take(n, me.team);
         product_begin();
         tile_scores<DP, KEYS>(x, tile_q, ring.k(n));
         product_end();
         tile_scores<DP, KEYS>(dp, tile_dy, ring.v(n));
         product_end();
-    };
-    auto leave = [&](int n) {
-        if (n >= 0 && n + STAGES < ring.chunks) {
-            team_wait(me.team);
-            if (me.thread == 0)
-                ring.leave(n);
-        }
-    };
-    uint32_t ds[KEYS / 16][4];
-    /* The scores of tile n, which are on their way, become ds. */
-    auto differentiate = [&](int n) {
-        if (AHEAD) {
-            product_wait<0>();
-            product_take(dp);
-        } else {
-            product_wait<1>();
-        }
+        product_wait<1>();
         product_take(x);
-        product_take(acc);
-        if (AHEAD)
-            leave(n - 1);
         if (ring.key(n) + KEYS > whole)
             mask_scores(x, ring.key(n), limit, me.t);
 #pragma unroll
@@ -477,53 +460,30 @@ __global__ void __launch_bounds__(TEAMS *TEAM, BLOCKS)
 #pragma unroll
             for (int e = 0; e < 4; e++)
                 x[j][e] = exp2_fast(x[j][e] * scale - power[e / 2]);
-        if (!AHEAD) {
-            product_wait<0>();
-            product_take(dp);
-        }
+        product_wait<0>();
+        product_take(dp);
 #pragma unroll
         for (int j = 0; j < KEYS / 8; j++)
 #pragma unroll
             for (int e = 0; e < 4; e++)
                 x[j][e] *= dp[j][e] - mean[e / 2];
+        uint32_t ds[KEYS / 16][4];
         rows_pack<KEYS / 16>(ds, x);
         product_take(ds);
-    };
-    auto begin_product = [&](int n) {
+        product_take(acc);
         product_begin();
         tile_product<DP, KEYS>(acc, ds, ring.k(n));
         product_end();
-    };
-    if (AHEAD && chunks) {
-        ring.take(0, me.team);
-        product_take(acc);
-        begin_scores(0);
-#pragma unroll 1
-        for (int n = 0; n < chunks - 1; n++) {
-            differentiate(n);
-            ring.take(n + 1, me.team);
-            begin_product(n);
-            begin_scores(n + 1);
-        }
-        differentiate(chunks - 1);
-        begin_product(chunks - 1);
         product_wait<0>();
         product_take(acc);
-    }
-    if (!AHEAD) {
-#pragma unroll 1
-        for (int n = 0; n < chunks; n++) {
-            ring.take(n, me.team);
-            begin_scores(n);
-            differentiate(n);
-            begin_product(n);
-            product_wait<0>();
-            product_take(acc);
-            leave(n);
+        if (n + STAGES < ring.chunks) {
+            team_wait(me.team);
+            if (me.thread == 0)
+                ring.leave(n);
         }
     }
     team_wait(me.team); /* nobody of the team needs q, k and v */
-    for (int n = AHEAD && chunks ? chunks - 1 : chunks; n + STAGES < ring.chunks; n++)
+    for (int n = chunks; n + STAGES < ring.chunks; n++)
         if (me.thread == 0) {
             ring.wait(n);
             ring.leave(n);
@@ -534,40 +494,24 @@ __global__ void __launch_bounds__(TEAMS *TEAM, BLOCKS)
 #endif
 }
 
-enum { KEY_PARTS = 2 };
-
-template <int DP, int STAGES, int TEAMS> constexpr size_t group_key_shared()
+template <int DP> constexpr size_t group_key_shared()
 {
-    return 1024 + 2 * tile_bytes(DP, TEAM_ROWS) + TEAMS * STAGES * 2 * tile_bytes(DP, TEAM_ROWS);
+    return 1024 + 2 * tile_bytes(DP, TEAM_ROWS) + key_grad_block::TEAMS * key_grad_block::STAGES * 2 * tile_bytes(DP, TEAM_ROWS);
 }
 
-/* The float at the place of p in the shared memory of the cluster's block `rank`. */
-__device__ inline float cluster_float(const float *p, int rank)
-{
-    float x = 0;
-#ifdef VLAI_HOPPER
-    uint32_t at;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(shared_address(p)), "r"(rank));
-    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(x) : "r"(at) : "memory");
-#endif
-    return x;
-}
-
-/* dk, dv; either may be NULL. The two parts of the tiles are for two teams of a block, or for two blocks, a cluster, of one. */
-template <int DP, int STAGES, int TEAMS>
-__global__ void __launch_bounds__(TEAMS *TEAM, KEY_PARTS / TEAMS)
+/* dk, dv; either may be NULL. */
+template <int DP>
+__global__ void __launch_bounds__(key_grad_block::TEAMS *TEAM, 1)
     group_key_grad_kernel(attention_shape s, const int32_t *segments, bool causal, int shift, const __grid_constant__ group_maps maps,
                           const row_facts *facts, bf16 *dk, bf16 *dv)
 {
 #ifdef VLAI_HOPPER
+    constexpr int TEAMS = key_grad_block::TEAMS, STAGES = key_grad_block::STAGES, TILE = tile_bytes(DP, TEAM_ROWS), N = TEAM_ROWS;
     __shared__ uint64_t key_full, full[TEAMS][STAGES];
     __shared__ __align__(16) row_facts side[TEAMS][2][TEAM_ROWS];
-    constexpr int TILE = tile_bytes(DP, TEAM_ROWS), N = TEAM_ROWS;
     unsigned char *tile_k = shared_tiles(), *tile_v = tile_k + TILE;
     const team_place me;
-    constexpr bool SPLIT = TEAMS < KEY_PARTS;
-    int part = SPLIT ? blockIdx.x % KEY_PARTS : me.team, kv_head = SPLIT ? blockIdx.x / KEY_PARTS : blockIdx.x;
-    int group = 1 << shift, head = kv_head << shift;
+    int kv_head = blockIdx.x, group = 1 << shift, head = kv_head << shift;
     int64_t col = (int64_t)kv_head * s.dim;
     if (blockIdx.y == gridDim.y - 1) {
         rows_outside(s, segments, gridDim.y - 1, [&](int row) {
@@ -583,12 +527,12 @@ __global__ void __launch_bounds__(TEAMS *TEAM, KEY_PARTS / TEAMS)
     segment_rows segment = segment_of(s, segments, blockIdx.y);
     int first = segment.first + blockIdx.z * TEAM_ROWS;
     if (first >= segment.end)
-        return; /* with the whole cluster */
-    /* Tile n of this part is number all - 1 - part - 2 n of those from the first query on. */
+        return;
+    /* Tile n of this team is number all - 1 - team - 2 n of those from the first query on. */
     int per_tile = TEAM_ROWS >> shift, from = causal ? first : segment.first, all = (segment.end - from + per_tile - 1) / per_tile;
-    int tiles = (all - part + KEY_PARTS - 1) / KEY_PARTS;
+    int tiles = (all - me.team + TEAMS - 1) / TEAMS;
     unsigned char *stages = tile_v + TILE + me.team * STAGES * 2 * TILE;
-    auto query_of = [&](int n) { return from + (all - 1 - part - n * KEY_PARTS) * per_tile; };
+    auto query_of = [&](int n) { return from + (all - 1 - me.team - n * TEAMS) * per_tile; };
     auto load = [&](int n) {
         uint64_t *ready = &full[me.team][n % STAGES];
         unsigned char *to = stages + n % STAGES * 2 * TILE;
@@ -684,31 +628,26 @@ __global__ void __launch_bounds__(TEAMS *TEAM, KEY_PARTS / TEAMS)
         if (me.thread == 0 && n + STAGES < tiles)
             load(n + STAGES);
     }
-    /* Sums of the two parts: the first finishes dk, the second dv. */
+    /* Sums of the two teams: the first finishes dk, the second dv. */
+    bool keys = me.team == 0;
     float *mine = (float *)stages + me.thread;
-    const float *other = SPLIT ? mine : (const float *)(tile_v + TILE + (1 - me.team) * STAGES * 2 * TILE) + me.thread;
+    const float *other = (const float *)(tile_v + TILE + (1 - me.team) * STAGES * 2 * TILE) + me.thread;
 #pragma unroll
     for (int j = 0; j < DP / 8; j++)
 #pragma unroll
         for (int e = 0; e < 4; e++)
-            mine[(j * 4 + e) * TEAM] = part == 0 ? acc_v[j][e] : acc_k[j][e];
-    if (SPLIT)
-        cluster_wait();
-    else
-        __syncthreads();
-    bf16 *to = part == 0 ? dk : dv;
-    float factor = part == 0 ? s.scale : 1.0f;
+            mine[(j * 4 + e) * TEAM] = keys ? acc_v[j][e] : acc_k[j][e];
+    __syncthreads();
 #pragma unroll
     for (int j = 0; j < DP / 8; j++)
 #pragma unroll
         for (int e = 0; e < 4; e++)
-            acc_k[j][e] = (part == 0 ? acc_k[j][e] : acc_v[j][e]) +
-                          (SPLIT ? cluster_float(other + (j * 4 + e) * TEAM, 1 - part) : other[(j * 4 + e) * TEAM]);
+            acc_k[j][e] = (keys ? acc_k[j][e] : acc_v[j][e]) + other[(j * 4 + e) * TEAM];
+    bf16 *to = keys ? dk : dv;
+    float factor = keys ? s.scale : 1.0f;
     if (to)
-        tile_store<DP>(to + first * s.dkv_stride + col, s.dkv_stride, s.dim, 0, segment.end - first, part == 0 ? tile_k : tile_v, me, acc_k,
-                       factor, factor);
-    if (SPLIT)
-        cluster_wait(); /* nobody leaves while the other reads */
+        tile_store<DP>(to + first * s.dkv_stride + col, s.dkv_stride, s.dim, 0, segment.end - first, keys ? tile_k : tile_v, me, acc_k, factor,
+                       factor);
 #endif
 }
 
@@ -742,75 +681,20 @@ int maps_make(const attention_task &t, int keys, group_maps *maps)
     return status ? status : tensor_map_make(&maps->v, t.v, s.keys, s.kv_heads, s.dim, s.kv_stride, 1, keys);
 }
 
-dim3 group_grid(const attention_task &t, int rows)
+/* Starts a kernel of a block shape; arguments: what follows the tensor maps. */
+template <class BLOCK, class K, class... A>
+int group_launch(const attention_task &t, K kernel, size_t shared, int keys, int rows, A... arguments)
 {
-    return dim3((unsigned)t.shape.kv_heads, (unsigned)t.n_segments + 1, blocks_for(t.longest, rows));
-}
-
-template <int TEAMS, int KEYS, int STAGES, int BLOCKS, bool AHEAD> int forward_by(const attention_task &task)
-{
-    return with_group_dim(task.shape.dim, [&](auto d) {
-        constexpr int DP = decltype(d)::value;
-        constexpr size_t SHARED = group_shared<DP, TEAMS, KEYS, STAGES>();
-        auto *kernel = group_kernel<DP, TEAMS, KEYS, STAGES, BLOCKS, AHEAD>;
-        group_maps maps = {};
-        int status = maps_make(task, KEYS, &maps);
-        if (!status)
-            status = allow_shared(kernel, SHARED);
-        if (status)
-            return status;
-        kernel<<<group_grid(task, TEAMS * TEAM_ROWS / task.shape.group), TEAMS * TEAM, SHARED, task.stream>>>(
-            task.shape, task.segments, task.mask == VLA_MASK_CAUSAL, shift_of(task.shape.group), maps, (bf16 *)task.o, task.lse);
-        return launched();
-    });
-}
-
-template <int TEAMS, int KEYS, int STAGES, int BLOCKS, bool AHEAD> int query_grad_by(const attention_task &task)
-{
-    return with_group_dim(task.shape.dim, [&](auto d) {
-        constexpr int DP = decltype(d)::value;
-        constexpr size_t SHARED = group_query_shared<DP, TEAMS, KEYS, STAGES>();
-        auto *kernel = group_query_grad_kernel<DP, TEAMS, KEYS, STAGES, BLOCKS, AHEAD>;
-        group_maps maps = {};
-        int status = maps_make(task, KEYS, &maps);
-        if (!status)
-            status = allow_shared(kernel, SHARED);
-        if (status)
-            return status;
-        kernel<<<group_grid(task, TEAMS * TEAM_ROWS / task.shape.group), TEAMS * TEAM, SHARED, task.stream>>>(
-            task.shape, task.segments, task.mask == VLA_MASK_CAUSAL, shift_of(task.shape.group), maps, (const bf16 *)task.o, task.lse,
-            (row_facts *)task.workspace, (bf16 *)task.dq);
-        return launched();
-    });
-}
-
-template <int STAGES, int TEAMS> int key_grad_by(const attention_task &task)
-{
-    return with_group_dim(task.shape.dim, [&](auto d) {
-        constexpr int DP = decltype(d)::value;
-        constexpr size_t SHARED = group_key_shared<DP, STAGES, TEAMS>();
-        auto *kernel = group_key_grad_kernel<DP, STAGES, TEAMS>;
-        group_maps maps = {};
-        int status = maps_make(task, TEAM_ROWS, &maps);
-        if (!status)
-            status = allow_shared(kernel, SHARED);
-        if (status)
-            return status;
-        cudaLaunchAttribute cluster = {};
-        cluster.id = cudaLaunchAttributeClusterDimension;
-        cluster.val.clusterDim.x = KEY_PARTS / TEAMS;
-        cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-        cudaLaunchConfig_t config = {};
-        config.gridDim = group_grid(task, TEAM_ROWS);
-        config.gridDim.x *= KEY_PARTS / TEAMS;
-        config.blockDim = dim3(TEAMS * TEAM);
-        config.dynamicSmemBytes = SHARED;
-        config.stream = task.stream;
-        config.attrs = &cluster;
-        config.numAttrs = TEAMS < KEY_PARTS;
-        return (int)cudaLaunchKernelEx(&config, kernel, task.shape, task.segments, task.mask == VLA_MASK_CAUSAL, shift_of(task.shape.group),
-                                       maps, (const row_facts *)task.workspace, (bf16 *)task.dk, (bf16 *)task.dv);
-    });
+    group_maps maps = {};
+    int status = maps_make(t, keys, &maps);
+    if (!status)
+        status = allow_shared(kernel, shared);
+    if (status)
+        return status;
+    dim3 grid((unsigned)t.shape.kv_heads, (unsigned)t.n_segments + 1, blocks_for(t.longest, rows));
+    kernel<<<grid, BLOCK::TEAMS * TEAM, shared, t.stream>>>(t.shape, t.segments, t.mask == VLA_MASK_CAUSAL, shift_of(t.shape.group), maps,
+                                                            arguments...);
+    return launched();
 }
 
 /* Whether the code was compiled for the device: kernels without it have no shared memory. */
@@ -818,7 +702,7 @@ bool compiled()
 {
     static const bool there = [] {
         cudaFuncAttributes a;
-        if (cudaFuncGetAttributes(&a, group_key_grad_kernel<128, 2, 2>) == cudaSuccess)
+        if (cudaFuncGetAttributes(&a, group_key_grad_kernel<128>) == cudaSuccess)
             return a.sharedSizeBytes > 0;
         cudaGetLastError();
         return false;
@@ -841,26 +725,27 @@ bool attention_groups_fits(const attention_task &t)
            (s.group & (s.group - 1)) == 0 && (!t.dy || t.workspace_bytes >= attention_groups_workspace(s.queries, s.heads)) && compiled();
 }
 
-int attention_groups_forward(const attention_task &task, int variant)
+int attention_groups_forward(const attention_task &t)
 {
-    switch (variant) {
-    case 0: return forward_by<3, 64, 3, 1, true>(task);
-    case 1: return forward_by<2, 64, 2, 2, false>(task);
-    case 2: return forward_by<2, 32, 4, 2, true>(task);
-    case 3: return forward_by<1, 32, 3, 3, true>(task);
-    default: return -1;
-    }
+    using block = forward_block;
+    return with_group_dim(t.shape.dim, [&](auto d) {
+        constexpr int DP = decltype(d)::value;
+        return group_launch<block>(t, group_kernel<DP>, group_shared<DP>(), block::KEYS, block::TEAMS * TEAM_ROWS / t.shape.group, (bf16 *)t.o,
+                                   t.lse);
+    });
 }
 
-int attention_groups_backward(const attention_task &task, int variant)
+int attention_groups_backward(const attention_task &t)
 {
-    int status;
-    switch (variant) {
-    case 0: status = query_grad_by<3, 64, 2, 1, false>(task); break;
-    case 1: status = query_grad_by<2, 32, 3, 2, false>(task); break;
-    case 2: status = query_grad_by<3, 32, 4, 1, true>(task); break;
-    case 3: status = query_grad_by<1, 32, 2, 3, true>(task); break;
-    default: return -1;
-    }
-    return status || (!task.dk && !task.dv) ? status : variant % 2 ? key_grad_by<2, 1>(task) : key_grad_by<2, 2>(task);
+    using block = query_grad_block;
+    return with_group_dim(t.shape.dim, [&](auto d) {
+        constexpr int DP = decltype(d)::value;
+        row_facts *facts = (row_facts *)t.workspace;
+        int status = group_launch<block>(t, group_query_grad_kernel<DP>, group_query_shared<DP>(), block::KEYS,
+                                         block::TEAMS * TEAM_ROWS / t.shape.group, (const bf16 *)t.o, t.lse, facts, (bf16 *)t.dq);
+        if (status || (!t.dk && !t.dv))
+            return status;
+        return group_launch<key_grad_block>(t, group_key_grad_kernel<DP>, group_key_shared<DP>(), TEAM_ROWS, TEAM_ROWS, facts, (bf16 *)t.dk,
+                                            (bf16 *)t.dv);
+    });
 }

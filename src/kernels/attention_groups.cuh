@@ -8,8 +8,8 @@
 bool attention_groups_fits(const attention_task &task);
 /* Scratch of the backward pass in bytes. */
 size_t attention_groups_workspace(int64_t queries, int heads);
-/* variant: of block shapes, from 0; -1 when there is none such. Returns a CUDA error code. */
-int attention_groups_forward(const attention_task &task, int variant);
-int attention_groups_backward(const attention_task &task, int variant);
+/* Both return a CUDA error code. */
+int attention_groups_forward(const attention_task &task);
+int attention_groups_backward(const attention_task &task);
 
 #endif

@@ -75,15 +75,13 @@ __device__ inline void full_expect(uint64_t *full, int bytes)
 /* Until phase `n` (0, 1, ...) has ended; phases n - 1 and before must have. */
 __device__ inline void full_wait(uint64_t *full, int n)
 {
-    uint32_t at = shared_address(full), done, tries = 0;
-    do {
-        if (++tries > 1u << 22)
-            __trap();
+    uint32_t at = shared_address(full), done;
+    do
         asm volatile("{.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;}"
                      : "=r"(done)
                      : "r"(at), "r"(n & 1)
                      : "memory");
-    } while (!done);
+    while (!done);
 }
 
 /* By one thread: a tile of a tensor from row `row` and head `head` on; `rows`: of the tile. */
