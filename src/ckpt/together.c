@@ -30,6 +30,11 @@ vla_status vlai_together_say(vlai_together *t, const char *what, vla_status stat
     s.error.source = NULL;
     if (part)
         s.part = *part;
+    /* Whoever takes part in this save has heard all of the last but one. */
+    if (t->rank == 0 && t->number >= 2 && !strcmp(what, "begin")) {
+        snprintf(key, sizeof key, "checkpoint/%lld/", (long long)t->number - 2);
+        VLA_TRY(vlai_group_forget(t->group, key, err));
+    }
     key_of(t, t->rank, what, key, sizeof key);
     return vlai_group_set(t->group, key, &s, sizeof s, err);
 }

@@ -368,6 +368,17 @@ vla_status vlai_group_set(vlai_group *g, const char *key, const void *data, size
     return request(g, FRAME_SET, &head, data, size, &w, g->timeout_s, err);
 }
 
+vla_status vlai_group_forget(vlai_group *g, const char *prefix, vla_error *err)
+{
+    VLA_TRY(name_fits("prefix", prefix, false, err));
+    if (!g)
+        return vlai_fail(err, VLA_E_INVALID, "keys '%s...': a group of one rank keeps no keys", prefix);
+    vlai_head head = {.size = 0};
+    vlai_head_text(&head, prefix);
+    waiter w = {.keeps = false};
+    return request(g, FRAME_FORGET, &head, NULL, 0, &w, g->timeout_s, err);
+}
+
 vla_status vlai_group_get(vlai_group *g, const char *key, double timeout_s, void **data, size_t *size, vla_error *err)
 {
     *data = NULL;

@@ -24,7 +24,7 @@
  * it tells all others, whose `lost` is called. When rank 0 itself is lost, every other rank notices it alone.
  *
  * One rank. vlai_group_join gives NULL for a world of 1, and every call below takes NULL for a group of one rank: rank 0, world 1,
- * barrier, agree and broadcast have nothing to do, gather copies, progress, fail and leave do nothing. Only set and get want a group.
+ * barrier, agree and broadcast have nothing to do, gather copies, progress, fail and leave do nothing. Only set, get and forget want one.
  *
  * Errors. VLA_E_LOST: a rank was lost, failed, did not come in time or stands still; the message says which, on which host, in which
  * phase and step, and why. VLA_E_INVALID: ranks that differ (versions, agree, the kind of a collective), arguments out of range.
@@ -84,6 +84,8 @@ double vlai_group_timeout(const vlai_group *group); /* seconds; 300 for NULL */
 
 /* A small store of values by key, in rank 0. set replaces and returns when the value is there. */
 vla_status vlai_group_set(vlai_group *group, const char *key, const void *data, size_t size, vla_error *err);
+/* Removes every key that begins with `prefix`, so that a long run does not fill the store (65536 keys, 256 MiB). */
+vla_status vlai_group_forget(vlai_group *group, const char *prefix, vla_error *err);
 /* Waits until the key is set, `timeout_s` seconds at most (0: the group's; below 0: does not wait), else VLA_E_NOT_FOUND. *data is
  * the caller's, released with vlai_free, followed by a zero byte that *size does not count. */
 vla_status vlai_group_get(vlai_group *group, const char *key, double timeout_s, void **data, size_t *size, vla_error *err);
@@ -103,8 +105,8 @@ vla_status vlai_group_gather_all(vlai_group *group, const char *what, const void
 
 /* Says where this rank is: named when it is lost. Cheap (a lock and a copy), to be called at every change of phase and, in
  * phases that may take longer than the time limit, now and then with the same phase and step: each call counts as progress. From the
- * first call on, a rank that makes none for the time limit is an error that names it on every rank; time in a waiting call of the group
- * does not count, that has its own limit. */
+ * first call on, a rank that makes none for the time limit is an error that names it on every rank; time in a collective call of the
+ * group does not count, that has its own limit. */
 void vlai_group_progress(vlai_group *group, const char *phase, int64_t step);
 
 /* VLA_OK, or VLA_E_LOST with the sentence once a rank is lost. Does not wait. */

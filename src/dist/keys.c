@@ -54,6 +54,22 @@ vla_status vlai_keys_set(vlai_keys *keys, const char *name, const void *data, si
     return VLA_OK;
 }
 
+void vlai_keys_forget(vlai_keys *keys, const char *prefix)
+{
+    size_t n = strlen(prefix);
+    for (size_t i = 0; i < keys->count;) {
+        vlai_key *k = &keys->list[i];
+        if (strncmp(k->name, prefix, n) != 0) {
+            i++;
+            continue;
+        }
+        keys->bytes -= k->size;
+        vlai_free(k->name);
+        vlai_free(k->data);
+        *k = keys->list[--keys->count];
+    }
+}
+
 vla_status vlai_keys_wait(vlai_keys *keys, const vlai_key_waiter *waiter)
 {
     if (keys->waiter_count >= VLAI_KEYS_MOST)

@@ -35,6 +35,7 @@ typedef struct vlai_keys {
 
 /* Copies; replaces. VLA_E_INVALID above the limits, VLA_E_NOMEM; the store is then as before. */
 vla_status vlai_keys_set(vlai_keys *keys, const char *name, const void *data, size_t size, vla_error *err);
+void vlai_keys_forget(vlai_keys *keys, const char *prefix); /* all that begin with it */
 const vlai_key *vlai_keys_find(const vlai_keys *keys, const char *name); /* NULL: not set */
 vla_status vlai_keys_wait(vlai_keys *keys, const vlai_key_waiter *waiter);
 void vlai_keys_drop_waiter(vlai_keys *keys, size_t i); /* the last one takes its place */

@@ -23,6 +23,7 @@ typedef enum {
     FRAME_COLLECT,   /* sequence number, collective, milliseconds to wait, size, what (text); then this rank's part */
     FRAME_FAIL,      /* status, message (text) */
     FRAME_LEAVE,     /* */
+    FRAME_FORGET,    /* prefix (text) */
     /* server to client */
     FRAME_REFUSED = 64, /* status, message (text), hint (text): the connection ends */
     FRAME_TAKEN,        /* hello is accepted */

@@ -32,7 +32,7 @@ typedef struct member {
     double moved;            /* when the last was, or the last wait ended */
     double heard;            /* when bytes came last */
     uint64_t received;
-    int waiting;             /* its calls that wait for others */
+    int waiting;             /* its collectives that wait for others: no standing still of its own */
 } member;
 
 typedef struct stranger {
@@ -522,7 +522,7 @@ static bool collect(vlai_server *s, int rank, const vlai_frame *f, double now)
 
 /* --- keys --- */
 
-static bool set_key(vlai_server *s, int rank, const vlai_frame *f, double now)
+static bool set_key(vlai_server *s, int rank, const vlai_frame *f)
 {
     vlai_cut cut = {f->data, f->size, false};
     char key[VLAI_GROUP_KEY + 1];
@@ -542,9 +542,20 @@ static bool set_key(vlai_server *s, int rank, const vlai_frame *f, double now)
             continue;
         }
         vlai_keys_drop_waiter(&s->keys, i);
-        stop_waiting(&s->members[w.rank], now);
         answer(s, w.rank, w.id, cut.data ? (const void *)cut.data : "", cut.size);
     }
+    return true;
+}
+
+static bool forget_keys(vlai_server *s, int rank, const vlai_frame *f)
+{
+    vlai_cut cut = {f->data, f->size, false};
+    char prefix[VLAI_GROUP_KEY + 1];
+    vlai_cut_text(&cut, prefix, sizeof prefix);
+    if (cut.failed || !*prefix || cut.size)
+        return false;
+    vlai_keys_forget(&s->keys, prefix);
+    answer(s, rank, f->id, "", 0);
     return true;
 }
 
@@ -576,8 +587,6 @@ static bool get_key(vlai_server *s, int rank, const vlai_frame *f, double now)
         memcpy(w.key, key, sizeof key);
         if (vlai_keys_wait(&s->keys, &w) != VLA_OK)
             no_memory(s);
-        else
-            s->members[rank].waiting++;
     }
     return true;
 }
@@ -644,8 +653,9 @@ static bool handle(vlai_server *s, int rank, const vlai_frame *f, double now)
 {
     switch (f->type) {
     case FRAME_BEAT: return beat(s, rank, f, now);
-    case FRAME_SET: return set_key(s, rank, f, now);
+    case FRAME_SET: return set_key(s, rank, f);
     case FRAME_GET: return get_key(s, rank, f, now);
+    case FRAME_FORGET: return forget_keys(s, rank, f);
     case FRAME_COLLECT: return collect(s, rank, f, now);
     case FRAME_FAIL: return failed(s, rank, f, now);
     case FRAME_LEAVE: leave(s, rank, now); return true;
@@ -772,7 +782,6 @@ static void check_late(vlai_server *s, double now)
             continue;
         }
         vlai_keys_drop_waiter(&s->keys, i);
-        stop_waiting(&s->members[w.rank], now);
         key_late(s, w.rank, w.id, w.key, w.limit_s);
     }
 }

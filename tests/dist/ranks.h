@@ -43,6 +43,7 @@ static seen_by_rank *seen; /* [RANKS], shared */
 static pid_t process[RANKS];
 static int world_size, port;
 static const char *meeting = "127.0.0.1";
+static int several_hosts; /* each rank says that it is alone on its host */
 
 static inline int set_up(void **state)
 {
@@ -65,6 +66,8 @@ static inline int free_port(void)
 static inline vlai_ranks ranks_of(int rank, int world)
 {
     vlai_ranks r = {.rank = rank, .world = world, .local_rank = rank, .local_world = world, .nodes = 1, .port = port, .source = "test"};
+    if (several_hosts)
+        r.local_rank = 0, r.local_world = 1, r.node = rank, r.nodes = world;
     snprintf(r.address, sizeof r.address, "%s", meeting);
     return r;
 }

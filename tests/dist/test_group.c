@@ -36,6 +36,10 @@ static void talk(int rank)
         status |= vlai_group_get(g, "nothing", 0, &data, &size, &err);
         good &= data && size == 0;
         vlai_free(data);
+        status |= vlai_group_barrier(g, "read", 0, &err);
+        status |= vlai_group_forget(g, "w", &err);
+        good &= vlai_group_get(g, "word", -1, &data, &size, &err) == VLA_E_NOT_FOUND && vlai_group_get(g, "nothing", -1, &data, &size, &err) == VLA_OK;
+        vlai_free(data);
         good &= vlai_group_get(g, "no such key", -1, &data, &size, &err) == VLA_E_NOT_FOUND && strstr(err.message, "no such key") && !data;
         good &= vlai_group_get(g, "no such key", 0.2, &data, &size, &err) == VLA_E_NOT_FOUND && strstr(err.message, "0.2 s");
     }
@@ -104,6 +108,14 @@ static void test_addresses(void **state)
                 fail_msg("rank %d at %s: %s", r, meeting, seen[r].message);
     }
     meeting = "127.0.0.1";
+    several_hosts = 1; /* rank 0 listens at every address */
+    port = free_port();
+    start(3, talk);
+    finish(END_S);
+    several_hosts = 0;
+    for (int r = 0; r < 3; r++)
+        if (seen[r].status != VLA_OK || seen[r].value != 1)
+            fail_msg("rank %d, several hosts: %s", r, seen[r].message);
 }
 
 /* Steps allocate nothing, in rank 0 with its server neither. */
