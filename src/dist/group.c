@@ -4,6 +4,7 @@
 #include "base/memory.h"
 #include "base/time.h"
 #include "dist/protocol.h"
+#include "dist/sentences.h"
 #include "dist/server.h"
 #include "dist/wire.h"
 
@@ -15,7 +16,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { TIMEOUT_S = 300, SILENCE_S = 8, TICK_MS = 100, MISSING = 384 };
+enum { TIMEOUT_S = 300, SILENCE_S = 8, TICK_MS = 100 };
 
 /* A call that waits for an answer; it lies on the stack of the thread that waits. */
 typedef struct waiter {
@@ -57,11 +58,9 @@ struct vlai_group {
     double moved;
     char zero_phase[VLAI_GROUP_PHASE + 1]; /* of rank 0 */
     int64_t zero_step;
-    char missing[MISSING];
+    char missing[VLAI_LISTED];
     char (*hosts)[VLAI_RANKS_TEXT]; /* [world], once met */
 };
-
-static const char lost_hint[] = "that rank's own messages say more; the run goes on from its last checkpoint when it is started again";
 
 /* --- the thread --- */
 
@@ -95,19 +94,12 @@ static void lose(vlai_group *g, const vla_error *e, int culprit)
 /* This rank has lost rank 0, by its own observation. */
 static void lose_zero(vlai_group *g, const char *why)
 {
-    char place[96];
+    char place[VLAI_PLACE];
     vla_error e = VLA_ERROR_INIT;
     pthread_mutex_lock(&g->lock);
     const char *host = g->hosts ? g->hosts[0] : g->ranks.address;
-    if (!g->met)
-        snprintf(place, sizeof place, "while the ranks met");
-    else if (!*g->zero_phase)
-        snprintf(place, sizeof place, "in start-up");
-    else if (g->zero_step < 0)
-        snprintf(place, sizeof place, "in phase %s", g->zero_phase);
-    else
-        snprintf(place, sizeof place, "in phase %s, step %lld", g->zero_phase, (long long)g->zero_step);
-    vlai_fail_hint(&e, VLA_E_LOST, lost_hint, "rank 0 (host %s) was lost %s: %s", host, place, why);
+    vlai_place(g->met, g->zero_phase, g->zero_step, place);
+    vlai_fail_hint(&e, VLA_E_LOST, vlai_lost_hint, "rank 0 (host %s) was lost %s: %s", host, place, why);
     pthread_mutex_unlock(&g->lock);
     lose(g, &e, 0);
 }
@@ -570,6 +562,35 @@ static vla_status greet(vlai_group *g, const char *version, const char *host, do
     return e.status;
 }
 
+void vlai_group_report(const vlai_ranks *who, const char *how, double limit_s)
+{
+    double end = vlai_now() + limit_s;
+    char why[VLAI_WIRE_WHY], host[VLAI_RANKS_TEXT] = "?";
+    if (who->world == 1 || who->port < 1 || who->port > 65535)
+        return;
+    gethostname(host, sizeof host - 1);
+    vlai_head head = {.size = 0};
+    vlai_head_u32(&head, PROTOCOL);
+    vlai_head_u32(&head, (uint32_t)who->rank);
+    vlai_head_u32(&head, (uint32_t)who->world);
+    vlai_head_text(&head, host);
+    vlai_head_text(&head, who->job);
+    vlai_head_text(&head, how);
+    int fd = vlai_wire_connect(who->address, who->port, end, why, sizeof why);
+    if (fd < 0)
+        return;
+    vlai_wire wire;
+    vlai_wire_init(&wire, fd, HELLO_MOST);
+    double left = limit_s;
+    bool more = vlai_wire_put(&wire, FRAME_GONE, 0, &head, NULL, 0);
+    while (more && (left = end - vlai_now()) > 0) { /* until the server hangs up: then it has read */
+        struct pollfd p = {.fd = fd, .events = vlai_wire_flush(&wire) ? POLLIN : POLLIN | POLLOUT};
+        if (poll(&p, 1, (int)(left * 1e3) + 1) > 0 && (p.revents & ~POLLOUT))
+            more = vlai_wire_fill(&wire);
+    }
+    vlai_wire_fini(&wire);
+}
+
 static vla_status reach(vlai_group *g, const char *version, const char *host, double deadline, vla_error *err)
 {
     char why[VLAI_WIRE_WHY] = "";
@@ -624,9 +645,8 @@ static vla_status await_welcome(vlai_group *g, double deadline, vla_error *err)
     if (g->lost.status != VLA_OK)
         status = copy_lost(g, err);
     else if (!g->met)
-        status = vlai_fail_hint(err, VLA_E_LOST, "look at what the missing ranks print; VLA_DIST_TIMEOUT or dist.timeout_s sets the limit, in seconds",
-                                "%s of %d did not come to %s port %d within %g s", *g->missing ? g->missing : "some ranks", g->ranks.world, g->ranks.address,
-                                g->ranks.port, g->timeout_s);
+        status = vlai_fail_hint(err, VLA_E_LOST, vlai_late_hint, "%s of %d did not come to %s port %d within %g s",
+                                *g->missing ? g->missing : "some ranks", g->ranks.world, g->ranks.address, g->ranks.port, g->timeout_s);
     else
         g->armed = true;
     pthread_mutex_unlock(&g->lock);

@@ -121,6 +121,11 @@ vla_status vlai_group_fail(vlai_group *group, vla_error *err);
  * the others wait for rank 0's leave to be granted only. After vlai_group_fail or VLA_E_LOST it only releases. */
 vla_status vlai_group_leave(vlai_group *group, vla_error *err);
 
+/* For a launcher, which is no rank itself: rank who->rank has ended. Where it had not joined yet, those who wait for it learn that it
+ * will not come, and `how` it ended ("ended with signal 9"); else rank 0 knows already. Returns within limit_s and what the
+ * resolver takes; nothing is said where rank 0 cannot be reached. */
+void vlai_group_report(const vlai_ranks *who, const char *how, double limit_s);
+
 VLA_END_DECLS
 
 #endif

@@ -24,6 +24,7 @@ typedef enum {
     FRAME_FAIL,      /* status, message (text) */
     FRAME_LEAVE,     /* */
     FRAME_FORGET,    /* prefix (text) */
+    FRAME_GONE,      /* of a launcher, instead of HELLO: protocol, rank, world, host (text), job (text), how it ended (text) */
     /* server to client */
     FRAME_REFUSED = 64, /* status, message (text), hint (text): the connection ends */
     FRAME_TAKEN,        /* hello is accepted */

@@ -7,6 +7,7 @@
 #include "dist/group.h"
 #include "dist/keys.h"
 #include "dist/protocol.h"
+#include "dist/sentences.h"
 #include "dist/wire.h"
 
 #include <errno.h>
@@ -17,7 +18,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { STRANGERS = 128, LISTED = 384, WARNINGS = 20, TICK_MS = 100, PART_KEPT = 64 << 10, LINE = 120 };
+enum { STRANGERS = 128, WARNINGS = 20, TICK_MS = 100, PART_KEPT = 64 << 10 };
 
 typedef enum { ABSENT, HERE, LEFT } member_state;
 
@@ -93,71 +94,25 @@ struct vlai_server {
 
 /* --- sentences --- */
 
-/* "rank 3", "ranks 1, 3-7 and 9" of the ranks for which `listed` holds; cut when there are very many. */
-static void list_ranks(const vlai_server *s, bool (*listed)(const vlai_server *s, int rank, const void *arg), const void *arg, char out[LISTED])
+static bool is_missing(const void *server, int rank)
 {
-    char runs[LISTED - 64] = "", last[32] = "";
-    int count = 0;
-    for (int r = 0; r < s->ranks.world; r++) {
-        if (!listed(s, r, arg))
-            continue;
-        int end = r;
-        while (end + 1 < s->ranks.world && listed(s, end + 1, arg))
-            end++;
-        if (end == r + 1) /* two are named one by one */
-            end = r;
-        count += end - r + 1;
-        size_t n = strlen(runs);
-        if (n + 2 * sizeof last > sizeof runs) {
-            snprintf(last, sizeof last, "others");
-            break;
-        }
-        if (*last)
-            snprintf(runs + n, sizeof runs - n, "%s%s", n ? ", " : "", last);
-        if (end == r)
-            snprintf(last, sizeof last, "%d", r);
-        else
-            snprintf(last, sizeof last, "%d-%d", r, end);
-        r = end;
-    }
-    snprintf(out, LISTED, "%s %s%s%s", count == 1 ? "rank" : "ranks", runs, *runs ? " and " : "", last);
+    return ((const vlai_server *)server)->members[rank].state == ABSENT;
 }
 
-static bool is_missing(const vlai_server *s, int rank, const void *arg)
+static bool is_staying(const void *server, int rank)
 {
-    (void)arg;
-    return s->members[rank].state == ABSENT;
+    return ((const vlai_server *)server)->members[rank].state == HERE;
 }
 
-static bool is_awaited(const vlai_server *s, int rank, const void *arg)
+static bool is_awaited(const void *collective, int rank)
 {
-    (void)s;
-    return !((const slot *)arg)->parts[rank].here;
+    return !((const slot *)collective)->parts[rank].here;
 }
 
-static bool is_staying(const vlai_server *s, int rank, const void *arg)
+static const char *where(const vlai_server *s, const member *m, char out[VLAI_PLACE])
 {
-    (void)arg;
-    return s->members[rank].state == HERE;
+    return vlai_place(s->met, m->phase, m->step, out);
 }
-
-static const char *where(const vlai_server *s, const member *m, char out[96])
-{
-    if (!s->met)
-        snprintf(out, 96, "while the ranks met");
-    else if (!*m->phase)
-        snprintf(out, 96, "in start-up");
-    else if (m->step < 0)
-        snprintf(out, 96, "in phase %s", m->phase);
-    else
-        snprintf(out, 96, "in phase %s, step %lld", m->phase, (long long)m->step);
-    return out;
-}
-
-static const char lost_hint[] = "that rank's own messages say more; the run goes on from its last checkpoint when it is started again";
-static const char differ_hint[] = "every rank must be given the same program, configuration and data";
-static const char late_hint[] =
-    "look at what the missing ranks print; VLA_DIST_TIMEOUT or dist.timeout_s sets the limit, in seconds";
 
 static void warn(vlai_server *s, const char *peer, const char *why)
 {
@@ -200,9 +155,9 @@ static void lose(vlai_server *s, int rank, const char *why)
 {
     if (s->verdict_at)
         return;
-    char place[96];
+    char place[VLAI_PLACE];
     s->lingers = !s->met;
-    vlai_fail_hint(&s->verdict, VLA_E_LOST, lost_hint, "rank %d (host %s) was lost %s: %s", rank, s->members[rank].host,
+    vlai_fail_hint(&s->verdict, VLA_E_LOST, vlai_lost_hint, "rank %d (host %s) was lost %s: %s", rank, s->members[rank].host,
                    where(s, &s->members[rank], place), why);
     end_run(s, rank);
 }
@@ -308,6 +263,27 @@ static void unfit(vlai_server *s, stranger *x, const vla_error *e)
     end_run(s, CULPRIT_NONE);
 }
 
+/* A launcher says that a rank has ended. */
+static void gone(vlai_server *s, stranger *x, const vlai_frame *f)
+{
+    char host[VLAI_RANKS_TEXT], job[VLAI_RANKS_TEXT], how[VLAI_RANKS_TEXT];
+    vlai_cut cut = {f->data, f->size, false};
+    uint32_t protocol = vlai_cut_u32(&cut), rank = vlai_cut_u32(&cut), world = vlai_cut_u32(&cut);
+    vlai_cut_text(&cut, host, sizeof host);
+    vlai_cut_text(&cut, job, sizeof job);
+    vlai_cut_text(&cut, how, sizeof how);
+    vlai_wire_fini(&x->wire);
+    if (cut.failed || protocol != PROTOCOL || world != (uint32_t)s->ranks.world || rank >= world || (*job && *s->ranks.job && strcmp(job, s->ranks.job) != 0)) {
+        warn(s, x->peer, "what it says about a rank is not of this run");
+        return;
+    }
+    if (s->members[rank].state != ABSENT || s->verdict_at)
+        return;
+    s->lingers = true;
+    vlai_fail_hint(&s->verdict, VLA_E_LOST, vlai_lost_hint, "rank %u (host %s) was lost while the ranks met: it %s", rank, host, how);
+    end_run(s, (int)rank);
+}
+
 static void hello(vlai_server *s, stranger *x, const vlai_frame *f, double now)
 {
     char version[64], host[VLAI_RANKS_TEXT], job[VLAI_RANKS_TEXT];
@@ -330,7 +306,7 @@ static void hello(vlai_server *s, stranger *x, const vlai_frame *f, double now)
                        rank, host, job, s->ranks.port, s->ranks.job);
         refuse(s, x, &e);
     } else if (protocol != PROTOCOL || strcmp(version, s->version) != 0) {
-        vlai_fail_hint(&e, VLA_E_INVALID, differ_hint, "rank %u (host %s) is vla %s (protocol %u), rank 0 (host %s) is vla %s (protocol %d)", rank, host, version,
+        vlai_fail_hint(&e, VLA_E_INVALID, vlai_differ_hint, "rank %u (host %s) is vla %s (protocol %u), rank 0 (host %s) is vla %s (protocol %d)", rank, host, version,
                        protocol, own, s->version, PROTOCOL);
         unfit(s, x, &e);
     } else if (world != (uint32_t)s->ranks.world || rank >= world || rank == 0) {
@@ -389,39 +365,14 @@ static bool waits(uint32_t kind, int rank)
     return kind != COLLECT_GATHER || rank == 0;
 }
 
-/* Line number `line` (from 0) of a text, cut and printable. */
-static void line_of(const part *p, size_t line, char out[LINE + 8])
-{
-    size_t at = 0;
-    for (; line && at < p->size; at++)
-        line -= p->data[at] == '\n';
-    if (line || at >= p->size) {
-        snprintf(out, LINE + 8, "(no line)");
-        return;
-    }
-    size_t n = 0;
-    for (; at < p->size && p->data[at] != '\n' && n < LINE; at++, n++)
-        out[n] = p->data[at] < 32 || p->data[at] == 127 ? '?' : (char)p->data[at];
-    snprintf(out + n, 8, at < p->size && p->data[at] != '\n' ? "..." : "");
-}
-
 /* VLA_OK, or the sentence about the first rank whose text differs from rank 0's. */
 static vla_status compare(const vlai_server *s, const slot *c, vla_error *e)
 {
-    const part *zero = &c->parts[0];
-    for (int r = 1; r < s->ranks.world; r++) {
-        const part *p = &c->parts[r];
-        if (p->size == zero->size && (!p->size || memcmp(p->data, zero->data, p->size) == 0))
-            continue;
-        size_t line = 0;
-        for (size_t i = 0; i < p->size && i < zero->size && p->data[i] == zero->data[i]; i++)
-            line += p->data[i] == '\n';
-        char here[LINE + 8], there[LINE + 8];
-        line_of(p, line, here);
-        line_of(zero, line, there);
-        return vlai_fail_hint(e, VLA_E_INVALID, differ_hint, "%s: rank %d (host %s) differs from rank 0 (host %s) in line %zu: '%s' where rank 0 has '%s'",
-                              c->what, r, s->members[r].host, s->members[0].host, line + 1, here, there);
-    }
+    char difference[VLAI_LISTED];
+    for (int r = 1; r < s->ranks.world; r++)
+        if (vlai_first_difference((vlai_lines){c->parts[r].data, c->parts[r].size}, (vlai_lines){c->parts[0].data, c->parts[0].size}, difference))
+            return vlai_fail_hint(e, VLA_E_INVALID, vlai_differ_hint, "%s: rank %d (host %s) differs from rank 0 (host %s) in %s", c->what, r, s->members[r].host,
+                                  s->members[0].host, difference);
     return VLA_OK;
 }
 
@@ -466,7 +417,7 @@ static void check_left(vlai_server *s, const slot *c)
     for (int r = 0; r < s->ranks.world && c->used && !s->verdict_at; r++) {
         if (s->members[r].state != LEFT || c->parts[r].here)
             continue;
-        vlai_fail_hint(&s->verdict, VLA_E_LOST, lost_hint, "rank %d (host %s) has left, and rank %d (host %s) waits for it in %s '%s'", r, s->members[r].host,
+        vlai_fail_hint(&s->verdict, VLA_E_LOST, vlai_lost_hint, "rank %d (host %s) has left, and rank %d (host %s) waits for it in %s '%s'", r, s->members[r].host,
                        c->opener, s->members[c->opener].host, kinds[c->kind], c->what);
         end_run(s, r);
     }
@@ -495,7 +446,7 @@ static bool collect(vlai_server *s, int rank, const vlai_frame *f, double now)
         c->deadline = 0;
         memcpy(c->what, what, sizeof what);
     } else if (c->kind != kind || strcmp(c->what, what) != 0 || (kind != COLLECT_AGREE && c->size != size)) {
-        vlai_fail_hint(&s->verdict, VLA_E_INVALID, differ_hint, "rank %d (host %s) calls %s '%s' of %u bytes where rank %d (host %s) calls %s '%s' of %u bytes", rank,
+        vlai_fail_hint(&s->verdict, VLA_E_INVALID, vlai_differ_hint, "rank %d (host %s) calls %s '%s' of %u bytes where rank %d (host %s) calls %s '%s' of %u bytes", rank,
                        s->members[rank].host, kinds[kind], what, size, c->opener, s->members[c->opener].host, kinds[c->kind], c->what, c->size);
         end_run(s, CULPRIT_NONE);
         return true;
@@ -563,7 +514,7 @@ static void key_late(vlai_server *s, int rank, uint32_t id, const char *key, dou
 {
     vla_error e = VLA_ERROR_INIT;
     if (limit_s > 0)
-        vlai_fail_hint(&e, VLA_E_NOT_FOUND, late_hint, "no rank has set '%s' within %g s", key, limit_s);
+        vlai_fail_hint(&e, VLA_E_NOT_FOUND, vlai_late_hint, "no rank has set '%s' within %g s", key, limit_s);
     else
         vlai_fail(&e, VLA_E_NOT_FOUND, "no rank has set '%s'", key);
     answer_error(s, rank, id, &e);
@@ -616,7 +567,7 @@ static bool failed(vlai_server *s, int rank, const vlai_frame *f, double now)
 {
     member *m = &s->members[rank];
     vlai_cut cut = {f->data, f->size, false};
-    char message[sizeof s->failure.message], place[96];
+    char message[sizeof s->failure.message], place[VLAI_PLACE];
     uint32_t status = vlai_cut_u32(&cut);
     vlai_cut_text(&cut, message, sizeof message);
     if (cut.failed || status == VLA_OK || status >= VLA_STATUS_COUNT)
@@ -626,7 +577,7 @@ static bool failed(vlai_server *s, int rank, const vlai_frame *f, double now)
         return true; /* the first one stays, unless it was a collective that broke and this one is not */
     double at = now + (broken ? SETTLE_COLLECTIVE : SETTLE);
     s->failure_at = first || at < s->failure_at ? at : s->failure_at;
-    vlai_fail_hint(&s->failure, VLA_E_LOST, lost_hint, "rank %d (host %s) failed %s: %s", rank, m->host, where(s, m, place), message);
+    vlai_fail_hint(&s->failure, VLA_E_LOST, vlai_lost_hint, "rank %d (host %s) failed %s: %s", rank, m->host, where(s, m, place), message);
     s->failure.status = (vla_status)status; /* its own for now: the order of causes goes by it */
     s->failed_rank = rank;
     return true;
@@ -702,7 +653,9 @@ static void read_stranger(vlai_server *s, stranger *x, double now)
         return;
     }
     int more = vlai_wire_next(&x->wire, &f);
-    if (more > 0) {
+    if (more > 0 && f.type == FRAME_GONE) {
+        gone(s, x, &f);
+    } else if (more > 0) {
         hello(s, x, &f, now);
     } else if (more < 0 || !alive) {
         warn(s, x->peer, x->wire.why);
@@ -743,10 +696,10 @@ static void accept_all(vlai_server *s, double now)
 
 static void check_meeting(vlai_server *s, double now)
 {
-    char list[LISTED];
-    list_ranks(s, is_missing, NULL, list);
+    char list[VLAI_LISTED];
+    vlai_list_ranks(s->ranks.world, is_missing, s, list);
     if (now - s->started > s->timeout_s) {
-        vlai_fail_hint(&s->verdict, VLA_E_LOST, late_hint, "%s of %d did not come to %s port %d within %g s", list, s->ranks.world, s->ranks.address, s->ranks.port,
+        vlai_fail_hint(&s->verdict, VLA_E_LOST, vlai_late_hint, "%s of %d did not come to %s port %d within %g s", list, s->ranks.world, s->ranks.address, s->ranks.port,
                        s->timeout_s);
         end_run(s, CULPRIT_NONE);
     } else if (now > s->told_missing) {
@@ -757,7 +710,7 @@ static void check_meeting(vlai_server *s, double now)
 
 static void check_late(vlai_server *s, double now)
 {
-    char list[LISTED], place[96];
+    char list[VLAI_LISTED], place[VLAI_PLACE];
     for (int i = 0; i < SLOTS && !s->verdict_at; i++) {
         const slot *c = &s->slots[i];
         if (!c->used || now < c->deadline)
@@ -765,14 +718,14 @@ static void check_late(vlai_server *s, double now)
         int r = 0;
         while (r + 1 < s->ranks.world && c->parts[r].here)
             r++;
-        list_ranks(s, is_awaited, c, list);
-        vlai_fail_hint(&s->verdict, VLA_E_LOST, late_hint, "%s '%s': %s did not come within %g s; rank %d (host %s) is %s", kinds[c->kind], c->what, list, c->limit_s,
+        vlai_list_ranks(s->ranks.world, is_awaited, c, list);
+        vlai_fail_hint(&s->verdict, VLA_E_LOST, vlai_late_hint, "%s '%s': %s did not come within %g s; rank %d (host %s) is %s", kinds[c->kind], c->what, list, c->limit_s,
                        r, s->members[r].host, where(s, &s->members[r], place));
         end_run(s, r);
     }
     if (s->left_at && s->left < s->ranks.world && now - s->left_at > s->timeout_s && !s->verdict_at) {
-        list_ranks(s, is_staying, NULL, list);
-        vlai_fail_hint(&s->verdict, VLA_E_LOST, late_hint, "%s did not leave within %g s of rank 0", list, s->timeout_s);
+        vlai_list_ranks(s->ranks.world, is_staying, s, list);
+        vlai_fail_hint(&s->verdict, VLA_E_LOST, vlai_late_hint, "%s did not leave within %g s of rank 0", list, s->timeout_s);
         end_run(s, CULPRIT_NONE);
     }
     for (size_t i = 0; i < s->keys.waiter_count && !s->verdict_at;) {
@@ -810,20 +763,20 @@ static void check_progress(vlai_server *s, double now)
     if (!due || s->verdict_at)
         return;
     const member *m = &s->members[worst];
-    char place[96];
+    char place[VLAI_PLACE];
     where(s, m, place);
     if (still == watched && still > 1 && alike)
-        vlai_fail_hint(&s->verdict, VLA_E_LOST, lost_hint, "no rank has made progress for %g s: all of them are %s", s->timeout_s, place);
+        vlai_fail_hint(&s->verdict, VLA_E_LOST, vlai_lost_hint, "no rank has made progress for %g s: all of them are %s", s->timeout_s, place);
     else
-        vlai_fail_hint(&s->verdict, VLA_E_LOST, lost_hint, "rank %d (host %s) has made no progress for %g s: it is %s", worst, m->host, s->timeout_s, place);
+        vlai_fail_hint(&s->verdict, VLA_E_LOST, vlai_lost_hint, "rank %d (host %s) has made no progress for %g s: it is %s", worst, m->host, s->timeout_s, place);
     end_run(s, worst);
 }
 
 static void beat_members(vlai_server *s, double now)
 {
-    char missing[LISTED] = "";
+    char missing[VLAI_LISTED] = "";
     if (!s->met)
-        list_ranks(s, is_missing, NULL, missing);
+        vlai_list_ranks(s->ranks.world, is_missing, s, missing);
     bool due = now - s->pulsed >= (s->members[0].moves != s->pulsed_moves ? BEAT_CHANGED(s->ranks.world) : BEAT_EVERY);
     for (int r = 0; r < s->ranks.world && !s->verdict_at; r++) {
         const member *m = &s->members[r];

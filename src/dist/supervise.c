@@ -4,6 +4,7 @@
 #include "base/memory.h"
 #include "base/text.h"
 #include "base/time.h"
+#include "dist/group.h"
 #include "dist/status.h"
 
 #include <errno.h>
@@ -54,6 +55,10 @@ typedef struct {
     bool ended, killed; /* SIGTERM, SIGKILL were sent to the rest */
     int killed_by;      /* the second signal */
     int culprit;        /* index; -1: none yet */
+    vlai_ranks gone;    /* the culprit, for the ranks that wait for it */
+    char how[160];
+    pthread_t reporter;
+    bool reported;
     struct {
         int rank;
         char line[LINE + 1];
@@ -171,7 +176,15 @@ static int code_of(int how)
     return WIFSIGNALED(how) ? 128 + WTERMSIG(how) : WEXITSTATUS(how);
 }
 
-static void name_culprit(const launch *l)
+/* Ranks that meet just now would wait for it until the time limit. By a thread, as an address may have to be looked up. */
+static void *report_main(void *arg)
+{
+    const launch *l = arg;
+    vlai_group_report(&l->gone, l->how, 2);
+    return NULL;
+}
+
+static void name_culprit(launch *l)
 {
     const child *c = &l->children[l->culprit];
     char phase[VLAI_STATUS_PHASE], end[128];
@@ -183,6 +196,9 @@ static void name_culprit(const launch *l)
     else
         snprintf(end, sizeof end, "code %d%s%s%s", WEXITSTATUS(c->how), text ? " (" : "", text ? text : "", text ? ")" : "");
     say(l, "rank %d (host %s, pid %ld) ended with %s in phase %s, step %" PRId64, c->rank, l->host, (long)c->pid, end, phase, step);
+    l->gone.rank = c->rank;
+    snprintf(l->how, sizeof l->how, "ended with %s", end);
+    l->reported = l->gone.world > 1 && pthread_create(&l->reporter, NULL, report_main, l) == 0;
 }
 
 /* ---- starting ---- */
@@ -478,6 +494,9 @@ static vla_status run(launch *l, struct pollfd *fds, int port, vla_error *err)
         status = start(l, i, port, err);
     if (status != VLA_OK)
         send_all(l, SIGKILL, true);
+    l->gone = (vlai_ranks){.world = l->o->world, .port = port};
+    snprintf(l->gone.address, sizeof l->gone.address, "%s", l->o->address ? l->o->address : "127.0.0.1");
+    snprintf(l->gone.job, sizeof l->gone.job, "%s", getenv("VLA_JOB_ID") ? getenv("VLA_JOB_ID") : "");
     watch(l, fds);
     for (int i = 0; i < WATCHED; i++)
         sigaction(watched[i], &before[i], NULL);
@@ -512,6 +531,8 @@ vla_status vlai_supervise(const vlai_supervise_options *o, vlai_supervised *out,
     }
     if (status == VLA_OK)
         *out = (vlai_supervised){.code = outcome(&l), .culprit = l.culprit < 0 ? -1 : o->first + l.culprit};
+    if (l.reported)
+        pthread_join(l.reporter, NULL);
     vlai_status_drop(&l.pages);
     vlai_free(l.children);
     vlai_free(fds);

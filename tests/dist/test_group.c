@@ -388,6 +388,44 @@ static void test_other_job(void **state)
     all_left_well();
 }
 
+static int call_in(void)
+{
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    for (double end = vlai_now() + GOOD_S; vlai_now() < end; doze(0.01)) {
+        int fd = socket(AF_INET, SOCK_STREAM, 0);
+        if (connect(fd, (struct sockaddr *)&a, sizeof a) == 0)
+            return fd;
+        close(fd);
+    }
+    fail_msg("nobody listens at port %d", port);
+    return -1;
+}
+
+/* A launcher tells of a rank that ended before it came. */
+static void test_reported(void **state)
+{
+    (void)state;
+    port = free_port();
+    memset(seen, 0, RANKS * sizeof *seen);
+    world_size = 3;
+    start_one(0, meet_then_leave);
+    start_one(1, meet_then_leave);
+    close(call_in()); /* rank 0 listens */
+    doze(0.5);
+    vlai_ranks who = ranks_of(2, 3), other = ranks_of(2, 4);
+    vlai_group_report(&other, "ended well", 5); /* not of this run */
+    double from = vlai_now();
+    vlai_group_report(&who, "ended with signal 9 (SIGKILL)", 5);
+    finish(END_S);
+    for (int r = 0; r < 2; r++) {
+        assert_int_equal(seen[r].status, VLA_E_LOST);
+        assert_says(seen[r].message, "rank 2 (host ");
+        assert_says(seen[r].message, "was lost while the ranks met: it ended with signal 9 (SIGKILL)");
+        assert_true(seen[r].at - from < 10);
+    }
+    vlai_group_report(&who, "ended", 1); /* nobody listens */
+}
+
 static void test_port_in_use(void **state)
 {
     (void)state;
@@ -409,19 +447,6 @@ static void test_port_in_use(void **state)
 }
 
 /* --- strangers --- */
-
-static int call_in(void)
-{
-    struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr = {htonl(INADDR_LOOPBACK)}};
-    for (double end = vlai_now() + GOOD_S; vlai_now() < end; doze(0.01)) {
-        int fd = socket(AF_INET, SOCK_STREAM, 0);
-        if (connect(fd, (struct sockaddr *)&a, sizeof a) == 0)
-            return fd;
-        close(fd);
-    }
-    fail_msg("nobody listens at port %d", port);
-    return -1;
-}
 
 /* Whether the server hangs up within ten seconds. */
 static int hung_up(int fd)
@@ -995,7 +1020,7 @@ int main(void)
         cmocka_unit_test(test_killed_any_time),
         cmocka_unit_test(test_failure),       cmocka_unit_test(test_root_cause),  cmocka_unit_test(test_no_progress),
         cmocka_unit_test(test_late),          cmocka_unit_test(test_leave),       cmocka_unit_test(test_leave_too_early),
-        cmocka_unit_test(test_memory),        cmocka_unit_test(test_many),
+        cmocka_unit_test(test_memory),        cmocka_unit_test(test_many),        cmocka_unit_test(test_reported),
     };
     return cmocka_run_group_tests(tests, set_up, NULL);
 }
