@@ -49,6 +49,13 @@ vla_status together_meet(together *t, double limit_s, vla_status status, vla_err
     return status != VLA_OK ? status : met;
 }
 
+vla_status together_agree(together *t, const char *what, const char *text, vla_error *err)
+{
+    vla_status status = vlai_group_agree(t->group, what, text, err);
+    t->differs |= status == VLA_E_INVALID;
+    return status;
+}
+
 vla_status together_share(together *t, const char *what, char *text, size_t size, vla_error *err)
 {
     if (t->ranks.world == 1)
@@ -60,17 +67,17 @@ vla_status together_share(together *t, const char *what, char *text, size_t size
 
 int together_end(together *t, vla_status status, vla_error *err)
 {
-    bool in_order = status == VLA_OK || status == VLA_E_CANCELLED;
     if (t->ranks.world == 1)
         return status == VLA_OK ? EXIT_DONE : command_fail(t->name, err);
-    if (in_order) {
+    if (status == VLA_OK || status == VLA_E_CANCELLED || t->differs) {
         vla_error inner = VLA_ERROR_INIT;
         vla_status left = vlai_group_leave(t->group, &inner);
         t->group = NULL;
         if (left == VLA_OK)
             return status == VLA_OK ? EXIT_DONE : command_fail(t->name, err);
-        *err = inner;
-        status = left;
+        if (!t->differs)
+            *err = inner;
+        status = err->status;
     } else if (t->group && status != VLA_E_LOST) {
         status = vlai_group_fail(t->group, err);
     }

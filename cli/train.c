@@ -310,12 +310,12 @@ static vla_status resume_together(request *q, together *t, vlai_config **config,
         return VLA_OK;
     VLA_TRY(reload_config(q, choice, config, err));
     if (vlai_resume_kind_of(choice) != VLAI_RESUME_RUN)
-        return vlai_group_agree(t->group, "what is resumed", "weights", err);
+        return together_agree(t, "what is resumed", "weights", err);
     vla_checkpoint *c;
     vla_status status = vla_checkpoint_open(choice, &c, err);
     if (status != VLA_OK)
         return status;
-    status = vlai_group_agree(t->group, "the checkpoint that is resumed", vla_checkpoint_state(c), err);
+    status = together_agree(t, "the checkpoint that is resumed", vla_checkpoint_state(c), err);
     vla_checkpoint_close(c);
     return status;
 }
@@ -335,7 +335,7 @@ static vla_status agree_config(const request *q, together *t, const vlai_config 
     vlai_text_puts(&all, *q->device ? strcmp(q->device, "cpu") ? "\ndevice: GPU\n" : "\ndevice: CPU\n" : "\n");
     vla_status status = vlai_text_status(&all, err);
     if (status == VLA_OK)
-        status = vlai_group_agree(t->group, "the configuration", all.data, err);
+        status = together_agree(t, "the configuration", all.data, err);
     vlai_text_fini(&all);
     return status;
 }
@@ -355,7 +355,7 @@ static vla_status agree_data(together *t, const vlai_wallx_setup *s, vla_error *
     }
     vla_status status = vlai_text_status(&all, err);
     if (status == VLA_OK)
-        status = vlai_group_agree(t->group, "the data set", all.data, err);
+        status = together_agree(t, "the data set", all.data, err);
     vlai_text_fini(&all);
     return status;
 }

@@ -6,6 +6,7 @@
 #include "dist/protocol.h"
 #include "dist/sentences.h"
 #include "dist/server.h"
+#include "dist/status.h"
 #include "dist/wire.h"
 
 #include <errno.h>
@@ -484,6 +485,7 @@ void vlai_group_progress(vlai_group *g, const char *phase, int64_t step)
     if (!g)
         return;
     double now = vlai_now();
+    vlai_status_put(phase, step);
     pthread_mutex_lock(&g->lock);
     snprintf(g->phase, sizeof g->phase, "%s", phase);
     g->step = step;

@@ -103,7 +103,7 @@ vla_status vlai_group_gather(vlai_group *group, const char *what, const void *da
 /* The same, into every rank's `all`; every rank waits. */
 vla_status vlai_group_gather_all(vlai_group *group, const char *what, const void *data, size_t size, void *all, vla_error *err);
 
-/* Says where this rank is: named when it is lost. Cheap (a lock and a copy), to be called at every change of phase and, in
+/* Says where this rank is: named when it is lost, also by the launcher (status.h). Cheap, to be called at every change of phase and, in
  * phases that may take longer than the time limit, now and then with the same phase and step: each call counts as progress. From the
  * first call on, a rank that makes none for the time limit is an error that names it on every rank; time in a collective call of the
  * group does not count, that has its own limit. */

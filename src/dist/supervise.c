@@ -18,6 +18,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -33,11 +34,17 @@ static const double usual_grace_s = 8, /* SIGTERM to SIGKILL */
     wait_for_culprit_s = 3;            /* after a rank that ended because another was lost */
 
 typedef struct {
-    pid_t pid;
-    int rank;
-    int pipe; /* standard error; -1: it is the caller's, or at its end */
+    int pipe; /* that it is read from; -1: it is the caller's, or at its end */
     size_t used;
     char line[LINE + 1];
+} stream;
+
+enum { OUT, ERR, STREAMS };
+
+typedef struct {
+    pid_t pid;
+    int rank;
+    stream streams[STREAMS];
     bool running;
     bool told; /* SIGTERM or SIGKILL was sent after a failure: its end is no news */
     int how;   /* of waitpid, once it has ended */
@@ -115,46 +122,71 @@ static void say(const launch *l, const char *format, ...)
 }
 
 /* Ranks often say the same at the same time, above all when one of them is lost: once is enough. */
-static bool is_echo(launch *l, const child *c)
+static bool is_echo(launch *l, int rank, const stream *s)
 {
     for (int i = 0; i < HEARD; i++)
-        if (l->heard[i].rank != c->rank && !strcmp(l->heard[i].line, c->line))
+        if (l->heard[i].rank != rank && !strcmp(l->heard[i].line, s->line))
             return true;
-    l->heard[l->next_heard].rank = c->rank;
-    memcpy(l->heard[l->next_heard].line, c->line, c->used + 1);
+    l->heard[l->next_heard].rank = rank;
+    memcpy(l->heard[l->next_heard].line, s->line, s->used + 1);
     l->next_heard = (l->next_heard + 1) % HEARD;
     return false;
 }
 
-static void flush_line(launch *l, child *c)
+/* Of standard output: what libraries warn of there (NCCL does). */
+static bool is_warning(const char *line)
 {
-    c->line[c->used] = 0;
-    if (c->used && l->o->say && !is_echo(l, c))
-        l->o->say(l->o->user, c->rank, c->line);
-    c->used = 0;
+    static const char *const words[] = {"warn", "error", "fail"};
+    for (const char *c = line; *c; c++)
+        for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+            if (!strncasecmp(c, words[i], strlen(words[i])))
+                return true;
+    return false;
+}
+
+static void flush_line(launch *l, child *c, int which)
+{
+    stream *s = &c->streams[which];
+    s->line[s->used] = 0;
+    if (s->used && l->o->say && (which == ERR || is_warning(s->line)) && !is_echo(l, c->rank, s))
+        l->o->say(l->o->user, c->rank, s->line);
+    s->used = 0;
+}
+
+static void close_stream(launch *l, child *c, int which)
+{
+    stream *s = &c->streams[which];
+    flush_line(l, c, which);
+    if (s->pipe >= 0)
+        close(s->pipe);
+    s->pipe = -1;
 }
 
 /* What stands in a rank's pipe, line by line; a line longer than the buffer comes in parts. */
-static void read_pipe(launch *l, child *c)
+static void read_pipe(launch *l, child *c, int which)
 {
+    stream *s = &c->streams[which];
     char data[LINE];
     ssize_t n;
-    while (c->pipe >= 0 && (n = read(c->pipe, data, sizeof data)) != 0) {
+    while (s->pipe >= 0 && (n = read(s->pipe, data, sizeof data)) != 0) {
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0)
             return;
         for (ssize_t i = 0; i < n; i++) {
             if (data[i] != '\n' && data[i] != '\r')
-                c->line[c->used++] = data[i];
-            if (data[i] == '\n' || data[i] == '\r' || c->used == LINE)
-                flush_line(l, c);
+                s->line[s->used++] = data[i];
+            if (data[i] == '\n' || data[i] == '\r' || s->used == LINE)
+                flush_line(l, c, which);
         }
     }
-    flush_line(l, c);
-    if (c->pipe >= 0)
-        close(c->pipe);
-    c->pipe = -1;
+    close_stream(l, c, which);
+}
+
+static void read_pipes(launch *l, child *c)
+{
+    for (int k = 0; k < STREAMS; k++)
+        read_pipe(l, c, k);
 }
 
 static const char *signal_name(int number)
@@ -254,7 +286,7 @@ static char **make_environment(const launch *l, int index, int port, vla_error *
 }
 
 /* After the fork, until exec: functions that are safe in a signal handler, and no memory. */
-static void become(const launch *l, char **environment, const int ends[2], const sigset_t *mask, pid_t parent)
+static void become(const launch *l, char **environment, int ends[STREAMS][2], const sigset_t *mask, pid_t parent)
 {
     static const char failed[] = "the program cannot be started\n";
     struct sigaction standard = {.sa_handler = SIG_DFL}, ignored = {.sa_handler = SIG_IGN};
@@ -267,14 +299,12 @@ static void become(const launch *l, char **environment, const int ends[2], const
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent) /* it died before */
         _exit(VLAI_CODE_NOT_STARTED);
-    int nothing = open("/dev/null", O_RDWR);
-    if (nothing >= 0) {
+    int nothing = open("/dev/null", O_RDONLY);
+    if (nothing >= 0)
         dup2(nothing, STDIN_FILENO);
-        if (ends[1] >= 0)
-            dup2(nothing, STDOUT_FILENO);
-    }
-    if (ends[1] >= 0)
-        dup2(ends[1], STDERR_FILENO);
+    for (int k = 0; k < STREAMS; k++)
+        if (ends[k][1] >= 0)
+            dup2(ends[k][1], k == OUT ? STDOUT_FILENO : STDERR_FILENO);
     if (nothing > STDERR_FILENO)
         close(nothing);
     pthread_sigmask(SIG_SETMASK, mask, NULL);
@@ -284,41 +314,45 @@ static void become(const launch *l, char **environment, const int ends[2], const
     _exit(VLAI_CODE_NOT_STARTED);
 }
 
+static void close_all(int ends[STREAMS][2], int side)
+{
+    for (int k = 0; k < STREAMS; k++)
+        if (ends[k][side] >= 0)
+            close(ends[k][side]);
+}
+
 static vla_status start(launch *l, int index, int port, vla_error *err)
 {
     child *c = &l->children[index];
-    int ends[2] = {-1, -1};
+    int ends[STREAMS][2] = {{-1, -1}, {-1, -1}};
     c->rank = l->o->first + index;
-    c->pipe = -1;
     char **environment = make_environment(l, index, port, err);
     if (!environment)
         return err ? err->status : VLA_E_NOMEM;
-    vla_status status = c->rank == 0 ? VLA_OK : make_pipe(ends, err);
-    if (status != VLA_OK) {
-        vlai_free(environment);
-        return status;
+    vla_status status = VLA_OK;
+    for (int k = 0; k < STREAMS && status == VLA_OK && c->rank > 0; k++) {
+        status = make_pipe(ends[k], err);
+        if (status == VLA_OK)
+            fcntl(ends[k][1], F_SETFL, 0); /* the rank may wait for the launcher to read */
     }
-    if (ends[1] >= 0)
-        fcntl(ends[1], F_SETFL, 0); /* of the rank: it may wait for the launcher to read */
     sigset_t all, mask;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &mask);
-    pid_t parent = getpid(), pid = fork();
+    pid_t parent = getpid(), pid = status == VLA_OK ? fork() : -1;
     if (pid == 0)
         become(l, environment, ends, &mask, parent);
     int code = errno;
     pthread_sigmask(SIG_SETMASK, &mask, NULL);
     vlai_free(environment);
-    if (ends[1] >= 0)
-        close(ends[1]);
+    close_all(ends, 1);
     if (pid < 0) {
-        if (ends[0] >= 0)
-            close(ends[0]);
-        return vlai_fail(err, VLA_E_IO, "rank %d cannot be started: %s", c->rank, strerror(code));
+        close_all(ends, 0);
+        return status != VLA_OK ? status : vlai_fail(err, VLA_E_IO, "rank %d cannot be started: %s", c->rank, strerror(code));
     }
     setpgid(pid, pid); /* whichever of the two comes first; after exec it fails, and has been done */
     c->pid = pid;
-    c->pipe = ends[0];
+    for (int k = 0; k < STREAMS; k++)
+        c->streams[k].pipe = ends[k][0];
     c->running = true;
     return VLA_OK;
 }
@@ -368,8 +402,9 @@ static void reap(launch *l)
             continue;
         c->running = false;
         c->how = how;
-        read_pipe(l, c);
-        flush_line(l, c);
+        read_pipes(l, c);
+        for (int k = 0; k < STREAMS; k++)
+            flush_line(l, c, k);
         int code = code_of(how);
         if (c->told || code == 0 || code == VLAI_CODE_SAVED)
             continue;
@@ -446,20 +481,18 @@ static void watch(launch *l, struct pollfd *fds)
         int wait = act(l), n = 1;
         fds[0] = (struct pollfd){.fd = signal_pipe[0], .events = POLLIN};
         for (int i = 0; i < l->o->ranks; i++)
-            if (l->children[i].pipe >= 0)
-                fds[n++] = (struct pollfd){.fd = l->children[i].pipe, .events = POLLIN};
+            for (int k = 0; k < STREAMS; k++)
+                if (l->children[i].streams[k].pipe >= 0)
+                    fds[n++] = (struct pollfd){.fd = l->children[i].streams[k].pipe, .events = POLLIN};
         if (poll(fds, (nfds_t)n, wait) <= 0)
             continue;
         for (int i = 0; i < l->o->ranks; i++)
-            read_pipe(l, &l->children[i]);
+            read_pipes(l, &l->children[i]);
         take_signals(l);
     }
-    for (int i = 0; i < l->o->ranks; i++) { /* something that a rank has started may hold its pipe open */
-        child *c = &l->children[i];
-        flush_line(l, c);
-        if (c->pipe >= 0)
-            close(c->pipe);
-    }
+    for (int i = 0; i < l->o->ranks; i++) /* something that a rank has started may hold its pipe open */
+        for (int k = 0; k < STREAMS; k++)
+            close_stream(l, &l->children[i], k);
 }
 
 static int outcome(launch *l)
@@ -472,7 +505,7 @@ static int outcome(launch *l)
         return code_of(l->children[l->culprit].how);
     if (l->lost_at > 0 && l->asked_at == 0) {
         if (l->o->nodes > 1)
-            say(l, "the ranks of this machine (host %s) ended because one of another machine was lost", l->host);
+            say(l, "the ranks of this machine (host %s) ended because of one of another machine", l->host);
         return VLAI_CODE_LOST;
     }
     int code = 0;
@@ -521,12 +554,12 @@ vla_status vlai_supervise(const vlai_supervise_options *o, vlai_supervised *out,
     if (gethostname(l.host, sizeof l.host) != 0)
         snprintf(l.host, sizeof l.host, "unknown");
     l.host[sizeof l.host - 1] = 0;
-    struct pollfd *fds = vlai_calloc((size_t)o->ranks + 1, sizeof *fds);
+    struct pollfd *fds = vlai_calloc(STREAMS * (size_t)o->ranks + 1, sizeof *fds);
     l.children = vlai_calloc((size_t)o->ranks, sizeof *l.children);
     vla_status status = fds && l.children ? vlai_status_make(o->ranks, &l.pages, err) : vlai_nomem(err, (size_t)o->ranks * sizeof(child));
     if (status == VLA_OK) {
         for (int i = 0; i < o->ranks; i++)
-            l.children[i].pipe = -1;
+            l.children[i].streams[OUT].pipe = l.children[i].streams[ERR].pipe = -1;
         status = run(&l, fds, port, err);
     }
     if (status == VLA_OK)

@@ -7,7 +7,7 @@
  *
  * Each rank is a process of its own group with RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, GROUP_WORLD_SIZE,
  * MASTER_ADDR and MASTER_PORT set, and dies with the caller. Rank 0 of the world writes where the caller writes; of the others
- * standard output is dropped and standard error comes line by line through `say`, where what another rank has just said is left out.
+ * standard error and what standard output warns of come line by line through `say`, without what another rank has just said.
  *
  * The first rank that ends otherwise than with 0, 75 or 6 is the culprit: it is named with host, process, signal or code, and the phase
  * and step that it last put into its status page (status.h). The others get SIGTERM then, and SIGKILL `grace_s` later. Code 6 says

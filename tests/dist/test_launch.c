@@ -1,0 +1,324 @@
+/* vla launch and vla train as their users run them: CPU ranks on the tiny set, one or two launchers as machines, and everything that
+ * can be wrong with one of them. */
+#include "tiny.h"
+
+#include "base/time.h"
+#include "dist/supervise.h"
+
+#define TRAIN "train --config tiny.yml --device cpu --training.threads=1 --hyperparams.batch_size_per_gpu=2 "
+
+static void nap(double seconds)
+{
+    nanosleep(&(struct timespec){.tv_sec = (time_t)seconds, .tv_nsec = (long)(1e9 * (seconds - (double)(time_t)seconds))}, NULL);
+}
+
+static char *read_or_empty(const char *name)
+{
+    vla_error err = VLA_ERROR_INIT;
+    char *text;
+    size_t n;
+    return vlai_read_file(tiny_at(name), 0, &text, &n, &err) == VLA_OK ? text : vlai_strdup("");
+}
+
+static bool holds(const char *log, const char *part)
+{
+    char *text = read_or_empty(log);
+    bool found = strstr(text, part) != NULL;
+    vlai_free(text);
+    return found;
+}
+
+static void must_hold(const char *log, const char *part)
+{
+    if (!holds(log, part))
+        fail_msg("%s lacks '%s':\n%s", log, part, read_or_empty(log));
+}
+
+static void must_end(pid_t child, int code, const char *log)
+{
+    int found = tiny_wait(child);
+    if (found != code)
+        fail_msg("code %d, wanted %d:\n%s", found, code, read_or_empty(log));
+}
+
+static void until_holds(const char *log, const char *part, pid_t child)
+{
+    for (double limit = vlai_now() + 60; !holds(log, part); nap(0.01))
+        if (vlai_now() > limit || kill(child, 0) != 0)
+            fail_msg("%s never held '%s':\n%s", log, part, read_or_empty(log));
+}
+
+/* The process of one rank among the launcher's children; 0: it does not run (yet). */
+static pid_t rank_of(pid_t launcher, int rank)
+{
+    char path[64], wanted[32], environment[65536], *rest;
+    snprintf(path, sizeof path, "/proc/%ld/task/%ld/children", (long)launcher, (long)launcher);
+    FILE *f = fopen(path, "r");
+    char list[4096] = "";
+    if (f) {
+        size_t n = fread(list, 1, sizeof list - 1, f);
+        list[n] = 0;
+        fclose(f);
+    }
+    snprintf(wanted, sizeof wanted, "RANK=%d", rank);
+    for (char *word = strtok_r(list, " ", &rest); word; word = strtok_r(NULL, " ", &rest)) {
+        snprintf(path, sizeof path, "/proc/%.20s/environ", word);
+        f = fopen(path, "r");
+        size_t n = f ? fread(environment, 1, sizeof environment - 1, f) : 0;
+        if (f)
+            fclose(f);
+        environment[n] = 0;
+        for (char *v = environment; v < environment + n; v += strlen(v) + 1)
+            if (!strcmp(v, wanted))
+                return (pid_t)atol(word);
+    }
+    return 0;
+}
+
+static pid_t until_rank(pid_t launcher, int rank)
+{
+    pid_t pid = 0;
+    for (double limit = vlai_now() + 20; !(pid = rank_of(launcher, rank)); nap(0.005))
+        if (vlai_now() > limit)
+            fail_msg("rank %d never ran:\n%s", rank, read_or_empty("log"));
+    return pid;
+}
+
+static bool gone(pid_t pid)
+{
+    char path[64], state = 'Z';
+    snprintf(path, sizeof path, "/proc/%ld/stat", (long)pid);
+    FILE *f = fopen(path, "r");
+    if (f) {
+        if (fscanf(f, "%*d (%*[^)]) %c", &state) != 1)
+            state = 'Z';
+        fclose(f);
+    }
+    return state == 'Z';
+}
+
+/* Two launchers as two machines; `both`: arguments of each, `other`: more for the second. */
+typedef struct {
+    pid_t a, b;
+} machines;
+
+static machines start_two(const char *environment_a, const char *environment_b, const char *both, const char *other)
+{
+    char arguments[2048];
+    int port = vlai_free_port();
+    machines m;
+    snprintf(arguments, sizeof arguments, "launch --nnodes 2 --node-rank 0 --master-port %d %s", port, both);
+    m.a = tiny_start(environment_a, arguments, "log.a");
+    snprintf(arguments, sizeof arguments, "launch --nnodes 2 --node-rank 1 --master-port %d %s %s", port, both, other);
+    m.b = tiny_start(environment_b, arguments, "log.b");
+    return m;
+}
+
+/* ---- ranks that differ are refused ---- */
+
+static void refused(const char *what, machines m, const char *part, const char *a, const char *b)
+{
+    double began = vlai_now();
+    int code_a = tiny_wait(m.a), code_b = tiny_wait(m.b);
+    if (code_a != 2 || code_b != 2 || vlai_now() - began > 20)
+        fail_msg("%s: codes %d and %d, wanted 2 and 2 within 20 s:\n%s\n%s", what, code_a, code_b, read_or_empty("log.a"), read_or_empty("log.b"));
+    for (int i = 0; i < 2; i++) {
+        const char *log = i ? "log.b" : "log.a";
+        must_hold(log, "rank 1");
+        must_hold(log, part);
+        must_hold(log, a);
+        must_hold(log, b);
+    }
+}
+
+static void another_configuration(void **state)
+{
+    (void)state;
+    refused("key", start_two(NULL, NULL, TRAIN "--checkpoint.save_path=differs --stop-at 1", "--hyperparams.optimizer.eps=1e-7"), "the configuration",
+            "hyperparams.optimizer.eps: 1e-08", "hyperparams.optimizer.eps: 1e-07");
+    refused("switch", start_two(NULL, "WALLX_PERF_DDP=1", TRAIN "--checkpoint.save_path=differs --stop-at 1", ""), "the configuration",
+            "WALLX_PERF_DDP: 0", "WALLX_PERF_DDP: 1");
+    refused("argument", start_two(NULL, NULL, TRAIN "--checkpoint.save_path=differs", "--stop-at 1"), "the configuration", "--stop-at: 0",
+            "--stop-at: 1");
+    assert_false(vlai_is_dir(tiny_at("differs/0_1")));
+}
+
+static void another_data_set(void **state)
+{
+    (void)state;
+    char home[2][600];
+    tiny_must("synth home0/robot --episodes 10 --length 8:11 --size 64x64 --state-dim 3 --action-dim 3");
+    tiny_must("synth home1/robot --episodes 10 --length 8:11 --size 64x64 --state-dim 3 --action-dim 3 --seed 9");
+    for (int i = 0; i < 2; i++)
+        snprintf(home[i], sizeof home[i], "HF_LEROBOT_HOME=%s/home%d", tiny_root, i);
+    refused("data", start_two(home[0], home[1], TRAIN "--data.lerobot_config.repo_id=robot --checkpoint.save_path=differs --stop-at 1", ""),
+            "the data set", "data set digest: ", "data set digest: ");
+}
+
+/* An error of one rank ends the others, who say whose it was. */
+static void an_error_of_one_rank(void **state)
+{
+    (void)state;
+    char home[600];
+    snprintf(home, sizeof home, "HF_LEROBOT_HOME=%s/home0", tiny_root);
+    double began = vlai_now();
+    machines m = start_two(home, "HF_LEROBOT_HOME=/nowhere", TRAIN "--data.lerobot_config.repo_id=robot --checkpoint.save_path=differs", "");
+    must_end(m.b, 3, "log.b");
+    must_hold("log.b", "no such LeRobot data set");
+    must_hold("log.b", "ended with code 3 (data or file) in phase data, step 0");
+    must_end(m.a, 6, "log.a");
+    must_hold("log.a", "rank 1 (host ");
+    must_hold("log.a", "no such LeRobot data set");
+    must_hold("log.a", "because of one of another machine");
+    assert_true(vlai_now() - began < 20);
+    /* also one that cannot even read its configuration */
+    m = start_two(NULL, NULL, TRAIN "--checkpoint.save_path=differs", "--hyperparams.seed=many");
+    must_end(m.b, 2, "log.b");
+    must_hold("log.b", "hyperparams.seed");
+    must_end(m.a, 6, "log.a");
+    must_hold("log.a", "rank 1 (host ");
+    must_hold("log.a", "hyperparams.seed");
+}
+
+static void a_missing_machine(void **state)
+{
+    (void)state;
+    char arguments[512];
+    for (int node = 0; node < 2; node++) {
+        double began = vlai_now();
+        snprintf(arguments, sizeof arguments, "launch --nnodes 2 --node-rank %d --nproc 2 --master-port %d --time-limit 2 " TRAIN, node, vlai_free_port());
+        must_end(tiny_start(NULL, arguments, "log"), 6, "log");
+        assert_true(vlai_now() - began >= 2 && vlai_now() - began < 2 + 10);
+        must_hold("log", node ? "rank 0" : "ranks 2 and 3 of 4");
+    }
+}
+
+/* ---- training ---- */
+
+static void two_machines_train(void **state)
+{
+    (void)state;
+    tiny_must("launch --nproc 2 " TRAIN "--checkpoint.save_path=one --stop-at 6");
+    machines m = start_two(NULL, NULL, TRAIN "--checkpoint.save_path=two --stop-at 6", "");
+    must_end(m.a, 0, "log.a");
+    must_end(m.b, 0, "log.b");
+    assert_true(tiny_equal("one/0_6/model.safetensors", "two/0_6/model.safetensors"));
+    /* rank 0 alone speaks, and every rank has its log */
+    assert_false(holds("log.b", "step"));
+    assert_true(vlai_is_file(tiny_at("two/logs/rank_1.log")));
+    must_hold("two/logs/rank_0.log", "rank 0 of 2, local rank 0 of 1, machine 0 of 2");
+    assert_true(vlai_is_file(tiny_at("two/config.resolved.json")));
+    assert_true(vlai_is_file(tiny_at("two/report.html")));
+    /* the launchers' script, and going on */
+    char command[2048];
+    int port = vlai_free_port();
+    snprintf(command, sizeof command,
+             "cd %s && export CONFIG=tiny.yml BATCH=2 SAVE_PATH=two VLA=%s NNODES=2 MASTER_PORT=%d && for r in 0 1; do NODE_RANK=$r "
+             "%s/run_wallx_baseline.sh --device cpu --training.threads=1 --resume --stop-at 8 >log.$r 2>&1 & pids=\"$pids $!\"; done; for p in $pids; do wait $p || exit 1; done",
+             tiny_root, VLA_TEST_PROGRAM, port, VLA_TEST_ROOT);
+    if (system(command) != 0)
+        fail_msg("%s\n%s\n%s", command, read_or_empty("log.0"), read_or_empty("log.1"));
+    must_hold("log.0", "global_step: 6");
+    assert_true(vlai_is_dir(tiny_at("two/0_8")));
+}
+
+static void signals_save(void **state)
+{
+    (void)state;
+    static const int numbers[] = {SIGTERM, SIGINT};
+    for (int i = 0; i < 2; i++) {
+        char arguments[512], run[32], metrics[64];
+        snprintf(run, sizeof run, "stopped%d", i);
+        snprintf(metrics, sizeof metrics, "%s/metrics.jsonl", run);
+        snprintf(arguments, sizeof arguments, "launch --nproc 2 " TRAIN "--hyperparams.scheduler.num_training_steps=100000 --hyperparams.num_epoch=100000 "
+                 "--checkpoint.save_path=%s", run);
+        pid_t launcher = tiny_start(NULL, arguments, "log");
+        until_holds(metrics, "\"step\": 2,", launcher);
+        /* at the launcher, or at one rank, as a batch system may do */
+        kill(i ? until_rank(launcher, 1) : launcher, numbers[i]);
+        must_end(launcher, 75, "log");
+        strcat(arguments, " --resume --stop-at 1");
+        must_end(tiny_start(NULL, arguments, "log"), 0, "log");
+        must_hold("log", "global_step:");
+    }
+}
+
+/* SIGKILL of one rank: it is named, with its phase; the others end; the run goes on from the last checkpoint. */
+static void killed(int rank, const char *run, const char *until, const char *more)
+{
+    char arguments[1024], metrics[64];
+    snprintf(metrics, sizeof metrics, "%s/metrics.jsonl", run);
+    snprintf(arguments, sizeof arguments, "launch --nproc 3 " TRAIN "--hyperparams.scheduler.num_training_steps=100000 --hyperparams.num_epoch=100000 "
+             "--checkpoint.save_path=%s --resume %s", run, more);
+    pid_t launcher = tiny_start(NULL, arguments, "log");
+    pid_t pid = until_rank(launcher, rank), others[3];
+    if (until)
+        until_holds(metrics, until, launcher);
+    for (int r = 0; r < 3; r++)
+        others[r] = until_rank(launcher, r);
+    double began = vlai_now();
+    assert_int_equal(kill(pid, SIGKILL), 0);
+    must_end(launcher, 128 + SIGKILL, "log");
+    if (vlai_now() - began > 10)
+        fail_msg("%.1f s:\n%s", vlai_now() - began, read_or_empty("log"));
+    for (int r = 0; r < 3; r++)
+        assert_true(gone(others[r]));
+    char line[64];
+    snprintf(line, sizeof line, "vla launch: rank %d (host ", rank);
+    must_hold("log", line);
+    must_hold("log", "ended with signal 9 (SIGKILL) in phase ");
+}
+
+static void a_killed_rank(void **state)
+{
+    (void)state;
+    killed(1, "killed", NULL, "");                                                 /* at the start */
+    killed(2, "killed", "\"step\": 3,", "--logging.save_interval=1");              /* while it steps and saves */
+    killed(0, "killed", "\"step\": 6,", "--logging.save_interval=1");
+    tiny_must("launch --nproc 3 " TRAIN "--hyperparams.scheduler.num_training_steps=100000 --hyperparams.num_epoch=100000 "
+              "--checkpoint.save_path=killed --resume --stop-at 1");
+    must_hold("log", "global_step: ");
+    assert_false(holds("log", "global_step: 0"));
+}
+
+static void a_killed_launcher(void **state)
+{
+    (void)state;
+    pid_t launcher = tiny_start(NULL, "launch --nproc 2 " TRAIN "--hyperparams.scheduler.num_training_steps=100000 --hyperparams.num_epoch=100000 "
+                                "--checkpoint.save_path=orphans", "log");
+    until_holds("orphans/metrics.jsonl", "\"step\": 1,", launcher);
+    pid_t ranks[2] = {until_rank(launcher, 0), until_rank(launcher, 1)};
+    kill(launcher, SIGKILL);
+    assert_int_equal(tiny_wait(launcher), 128 + SIGKILL);
+    double began = vlai_now();
+    while (!gone(ranks[0]) || !gone(ranks[1])) {
+        assert_true(vlai_now() - began < 5);
+        nap(0.02);
+    }
+}
+
+/* Under another launcher: its variables are read by vla train itself. */
+static void without_our_launcher(void **state)
+{
+    (void)state;
+    pid_t ranks[2];
+    int port = vlai_free_port();
+    for (int r = 0; r < 2; r++) {
+        char environment[512];
+        snprintf(environment, sizeof environment, "RANK=%d WORLD_SIZE=2 LOCAL_RANK=%d LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=%d", r, r, port);
+        ranks[r] = tiny_start(environment, TRAIN "--checkpoint.save_path=torchrun --stop-at 6", r ? "log.1" : "log.0");
+    }
+    must_end(ranks[0], 0, "log.0");
+    must_end(ranks[1], 0, "log.1");
+    assert_true(tiny_equal("one/0_6/model.safetensors", "torchrun/0_6/model.safetensors"));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(another_configuration), cmocka_unit_test(another_data_set),   cmocka_unit_test(an_error_of_one_rank),
+        cmocka_unit_test(a_missing_machine),     cmocka_unit_test(two_machines_train), cmocka_unit_test(without_our_launcher),
+        cmocka_unit_test(signals_save),          cmocka_unit_test(a_killed_rank),      cmocka_unit_test(a_killed_launcher),
+    };
+    return cmocka_run_group_tests(tests, tiny_make, tiny_drop);
+}
