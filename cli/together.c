@@ -73,13 +73,14 @@ int together_end(together *t, vla_status status, vla_error *err)
         vla_error inner = VLA_ERROR_INIT;
         vla_status left = vlai_group_leave(t->group, &inner);
         t->group = NULL;
-        if (left == VLA_OK)
+        if (left == VLA_OK && !t->differs)
             return status == VLA_OK ? EXIT_DONE : command_fail(t->name, err);
         if (!t->differs)
             *err = inner;
         status = err->status;
     } else if (t->group && status != VLA_E_LOST) {
         status = vlai_group_fail(t->group, err);
+        vlai_group_leave(t->group, NULL);
     }
     if (status != VLA_E_LOST || !atomic_flag_test_and_set(&said))
         command_fail(t->name, err);

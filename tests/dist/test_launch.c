@@ -297,6 +297,42 @@ static void a_killed_launcher(void **state)
     }
 }
 
+/* A machine that fails as a whole: the other one ends, and its launcher says that the loss was elsewhere. */
+static void a_lost_machine(void **state)
+{
+    (void)state;
+    machines m = start_two(NULL, NULL, TRAIN "--hyperparams.scheduler.num_training_steps=100000 --hyperparams.num_epoch=100000 "
+                           "--checkpoint.save_path=half", "");
+    until_holds("half/metrics.jsonl", "\"step\": 2,", m.a);
+    double began = vlai_now();
+    kill(m.b, SIGKILL);
+    tiny_wait(m.b);
+    must_end(m.a, 6, "log.a");
+    assert_true(vlai_now() - began < 10);
+    must_hold("log.a", "rank 1 (host ");
+    must_hold("log.a", "connection closed");
+    must_hold("log.a", "because of one of another machine");
+}
+
+/* A rank that stands still is lost too, a little later: in the long form only. */
+static void a_stopped_rank(void **state)
+{
+    (void)state;
+    if (!test_long())
+        skip();
+    pid_t launcher = tiny_start(NULL, "launch --nproc 3 " TRAIN "--hyperparams.scheduler.num_training_steps=100000 --hyperparams.num_epoch=100000 "
+                                "--checkpoint.save_path=still", "log");
+    until_holds("still/metrics.jsonl", "\"step\": 2,", launcher);
+    pid_t rank = until_rank(launcher, 1);
+    double began = vlai_now();
+    kill(rank, SIGSTOP);
+    must_end(launcher, 6, "log");
+    print_message("%.1f s after SIGSTOP\n", vlai_now() - began);
+    assert_true(vlai_now() - began < 30 && gone(rank));
+    must_hold("log", "rank 1 (host ");
+    must_hold("log", "did not end within 8 s and is killed");
+}
+
 /* Under another launcher: its variables are read by vla train itself. */
 static void without_our_launcher(void **state)
 {
@@ -315,10 +351,16 @@ static void without_our_launcher(void **state)
 
 int main(void)
 {
+    /* A rank that is ended does not join the threads that wait for others: that is no leak. */
+    char options[512];
+    const char *given = getenv("TSAN_OPTIONS");
+    snprintf(options, sizeof options, "%.400s:report_thread_leaks=0", given ? given : "");
+    setenv("TSAN_OPTIONS", options, 1);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(another_configuration), cmocka_unit_test(another_data_set),   cmocka_unit_test(an_error_of_one_rank),
         cmocka_unit_test(a_missing_machine),     cmocka_unit_test(two_machines_train), cmocka_unit_test(without_our_launcher),
         cmocka_unit_test(signals_save),          cmocka_unit_test(a_killed_rank),      cmocka_unit_test(a_killed_launcher),
+        cmocka_unit_test(a_lost_machine),        cmocka_unit_test(a_stopped_rank),
     };
     return cmocka_run_group_tests(tests, tiny_make, tiny_drop);
 }

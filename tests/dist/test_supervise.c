@@ -111,11 +111,31 @@ typedef struct {
     double began;
 } started;
 
+static int be_the_launcher(char *script, const char *settings)
+{
+    char address[64];
+    char *argv[] = {"test_supervise", "do", script, NULL};
+    vlai_supervise_options o = {.argv = argv, .address = address, .meaning = meaning, .say = say};
+    if (sscanf(settings, "%d %d %d %d %d %63s %d %lf %lf", &o.ranks, &o.first, &o.world, &o.node, &o.nodes, address, &o.port, &o.time_limit_s,
+               &o.grace_s) != 9)
+        return 98;
+    vlai_supervised end;
+    vla_error err = VLA_ERROR_INIT;
+    vla_status status = vlai_supervise(&o, &end, &err);
+    if (status != VLA_OK)
+        dprintf(STDERR_FILENO, "error: %s\n", err.message);
+    dprintf(STDERR_FILENO, "culprit %d\n", end.culprit);
+    return status == VLA_OK ? end.code : 99;
+}
+
 static started start(const char *script, vlai_supervise_options o)
 {
     int ends[2];
-    char copy[512];
+    char copy[512], settings[256];
     snprintf(copy, sizeof copy, "%s", script);
+    snprintf(settings, sizeof settings, "%d %d %d %d %d %s %d %g %g", o.ranks, o.first, o.world ? o.world : o.ranks, o.node, o.nodes ? o.nodes : 1,
+             o.address ? o.address : "127.0.0.1", o.port, o.time_limit_s, o.grace_s);
+    unlink(at("log"));
     assert_int_equal(pipe(ends), 0);
     started s = {.alive = ends[0], .began = vlai_now()};
     s.pid = fork();
@@ -125,19 +145,8 @@ static started start(const char *script, vlai_supervise_options o)
         int fd = open(at("log"), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND, 0600);
         dup2(fd, STDOUT_FILENO);
         dup2(fd, STDERR_FILENO);
-        char *argv[] = {"test_supervise", "do", copy, NULL};
-        o.argv = argv;
-        o.nodes = o.nodes ? o.nodes : 1;
-        o.world = o.world ? o.world : o.ranks;
-        o.meaning = meaning;
-        o.say = say;
-        vlai_supervised end;
-        vla_error err = VLA_ERROR_INIT;
-        vla_status status = vlai_supervise(&o, &end, &err);
-        if (status != VLA_OK)
-            dprintf(STDERR_FILENO, "error: %s\n", err.message);
-        dprintf(STDERR_FILENO, "culprit %d\n", end.culprit);
-        _exit(status == VLA_OK ? end.code : 99);
+        execl("/proc/self/exe", "test_supervise", "launch", copy, settings, (char *)NULL);
+        _exit(97);
     }
     close(ends[1]);
     return s;
@@ -148,8 +157,7 @@ static char *said(void)
     vla_error err = VLA_ERROR_INIT;
     char *text;
     size_t n;
-    assert_ok(vlai_read_file(at("log"), 0, &text, &n, &err), err);
-    return text;
+    return vlai_read_file(at("log"), 0, &text, &n, &err) == VLA_OK ? text : vlai_strdup("");
 }
 
 static int times_said(const char *part)
@@ -168,15 +176,15 @@ static void must_say(const char *part)
         fail_msg("the output lacks '%s':\n%s", part, said());
 }
 
-/* Waits until `count` ranks other than 0 have said that they are ready. */
+/* Waits until `count` ranks have said that they are ready. */
 static void until_ready(int count)
 {
     double limit = vlai_now() + 20;
     for (int n = 0; n < count;) {
         n = 0;
-        for (int r = 1; r <= count; r++) {
+        for (int r = 0; r < count; r++) {
             char line[32];
-            snprintf(line, sizeof line, "[rank %d] ready %d\n", r, r);
+            snprintf(line, sizeof line, r ? "[rank %d] ready %d\n" : "ready 0\n", r, r);
             n += times_said(line);
         }
         if (vlai_now() > limit)
@@ -195,7 +203,7 @@ static int finish(started s, double limit)
     assert_int_equal(poll(&p, 1, 2000), 1);
     close(s.alive);
     double seconds = vlai_now() - s.began;
-    if (seconds > limit)
+    if (seconds > limit * (test_sanitized() ? 4 : 1)) /* processes start slowly then */
         fail_msg("%.1f s, wanted at most %.1f:\n%s", seconds, limit, said());
     return WIFEXITED(how) ? WEXITSTATUS(how) : 128 + WTERMSIG(how);
 }
@@ -241,7 +249,8 @@ static void output(void **state)
     (void)state;
     assert_int_equal(play("out:zero,err:zero's,sleep:0.5;out:dropped,out:NCCL WARN taken,err:same,bare:no end;sleep:0.2,err:same,err:own", 3, 10), 0);
     must_say("zero\nzero's\n");
-    must_say("[rank 1] same\n[rank 1] no end\n");
+    must_say("] same\n"); /* of whichever was first */
+    must_say("[rank 1] no end\n");
     must_say("[rank 2] own\n");
     must_say("[rank 1] NCCL WARN taken\n");
     assert_int_equal(times_said("dropped"), 0);
@@ -260,8 +269,8 @@ static void culprits(void **state)
     assert_int_equal(play("wait;wait;sleep:0.3,phase:forward,kill:9", 3, 5), 128 + SIGKILL);
     must_say("rank 2 (host ");
     must_say(" ended with signal 9 (SIGKILL) in phase forward, step 12");
-    assert_int_equal(play("kill:11;wait", 2, 5), 128 + SIGSEGV);
-    must_say(" ended with signal 11 (SIGSEGV) in phase start, step 0");
+    assert_int_equal(play("kill:10;wait", 2, 5), 128 + SIGUSR1);
+    must_say(" ended with signal 10 (SIGUSR1) in phase start, step 0");
     /* ranks that ended because of another are no culprits, also when they are the first to end */
     assert_int_equal(play("exit:6;wait;sleep:0.5,exit:5;exit:6", 4, 5), 5);
     must_say("culprit 2");
@@ -282,24 +291,24 @@ static void signals_reach_all(void **state)
     static const vlai_supervise_options three = {.ranks = 3, .grace_s = 1};
     static const int numbers[] = {SIGTERM, SIGINT};
     for (int i = 0; i < 2; i++) {
-        started s = start("save,wait;save,err:ready 1,wait;save,err:ready 2,wait", three);
-        until_ready(2);
+        started s = start("save,err:ready 0,wait;save,err:ready 1,wait;save,err:ready 2,wait", three);
+        until_ready(3);
         kill(s.pid, numbers[i]);
         kill(s.pid, numbers[i]); /* as `timeout` does */
         assert_int_equal(finish(s, 20), VLAI_CODE_SAVED);
         must_say(i ? "launcher: SIGINT: the ranks save and end" : "launcher: SIGTERM: the ranks save and end");
         must_say("culprit -1");
     }
-    started s = start("ignore,wait;ignore,err:ready 1,wait;ignore,err:ready 2,wait", three);
-    until_ready(2);
+    started s = start("ignore,err:ready 0,wait;ignore,err:ready 1,wait;ignore,err:ready 2,wait", three);
+    until_ready(3);
     kill(s.pid, SIGTERM);
     nap(0.8);
     kill(s.pid, SIGINT);
     assert_int_equal(finish(s, 20), 128 + SIGINT);
     must_say("a second SIGINT: the ranks are killed");
     /* a rank that could not save yet ends, and then all do */
-    s = start("wait;err:ready 1,wait;save,err:ready 2,wait", three);
-    until_ready(2);
+    s = start("err:ready 0,wait;err:ready 1,wait;save,err:ready 2,wait", three);
+    until_ready(3);
     kill(s.pid, SIGTERM);
     assert_int_equal(finish(s, 20), 128 + SIGTERM);
     must_say("culprit -1");
@@ -308,8 +317,8 @@ static void signals_reach_all(void **state)
 static void the_launcher_is_killed(void **state)
 {
     (void)state;
-    started s = start("ignore,wait;ignore,err:ready 1,wait;ignore,err:ready 2,wait", (vlai_supervise_options){.ranks = 3});
-    until_ready(2);
+    started s = start("ignore,err:ready 0,wait;ignore,err:ready 1,wait;ignore,err:ready 2,wait", (vlai_supervise_options){.ranks = 3});
+    until_ready(3);
     kill(s.pid, SIGKILL);
     assert_int_equal(finish(s, 20), 128 + SIGKILL); /* and no rank is left */
 }
@@ -343,6 +352,8 @@ int main(int argc, char **argv)
 {
     if (argc == 3)
         return obey(argv[2]);
+    if (argc == 4)
+        return be_the_launcher(argv[2], argv[3]);
     const struct CMUnitTest tests[] = {cmocka_unit_test(all_is_well),       cmocka_unit_test(output),
                                        cmocka_unit_test(culprits),          cmocka_unit_test(signals_reach_all),
                                        cmocka_unit_test(the_launcher_is_killed), cmocka_unit_test(ports)};
