@@ -74,7 +74,7 @@ static vla_status cuda_open(vla_executor *ex, vla_error *err)
     d->context.cudnn = &d->cudnn;
     if ((code = vlai_cublaslt_open(&d->context.cublaslt)))
         return vlai_cuda_failed(err, 100000 + code, "opening cuBLASLt");
-    return vlai_gemm_choices_open(choices_path(d, path, sizeof path) ? path : NULL, &d->context.choices, err);
+    return vlai_gemm_choices_open(choices_path(d, path, sizeof path) ? path : NULL, d->info.bus, &d->context.choices, err);
 }
 
 static void release(vla_executor *ex, void *memory, size_t bytes)

@@ -18,7 +18,7 @@ struct vlai_gemm_choices {
     entry *entries;
     size_t count, capacity;
     bool changed;
-    char *path;
+    char *kind, *path; /* files of the kind of GPU, of this GPU */
 };
 
 static bool same(const vlai_gemm_shape *a, const vlai_gemm_shape *b)
@@ -79,15 +79,25 @@ static vla_status adopt(vlai_gemm_choices *c, const char *text, bool strict, vla
     return VLA_OK;
 }
 
-vla_status vlai_gemm_choices_open(const char *path, vlai_gemm_choices **out, vla_error *err)
+vla_status vlai_gemm_choices_open(const char *path, const char *gpu, vlai_gemm_choices **out, vla_error *err)
 {
     vlai_gemm_choices *c = vlai_calloc(1, sizeof *c);
     *out = c;
-    if (!c || (path && !(c->path = vlai_strdup(path))))
+    if (!c)
         return vlai_nomem(err, sizeof *c);
+    if (!path)
+        return VLA_OK;
+    size_t room = strlen(path) + strlen(gpu) + 2;
+    c->kind = vlai_strdup(path);
+    c->path = vlai_alloc(room);
+    if (!c->kind || !c->path)
+        return vlai_nomem(err, room);
+    snprintf(c->path, room, "%s.%s", path, gpu);
     char *text = NULL;
     size_t size;
-    if (!path || !vlai_is_file(path) || vlai_read_file(path, 0, &text, &size, NULL) != VLA_OK)
+    if (vlai_is_file(c->path))
+        path = c->path;
+    if (!vlai_is_file(path) || vlai_read_file(path, 0, &text, &size, NULL) != VLA_OK)
         return VLA_OK;
     vla_status status = adopt(c, text, false, err);
     vlai_free(text);
@@ -99,6 +109,7 @@ void vlai_gemm_choices_close(vlai_gemm_choices *c)
     if (!c)
         return;
     vlai_free(c->entries);
+    vlai_free(c->kind);
     vlai_free(c->path);
     vlai_free(c);
 }
@@ -143,6 +154,8 @@ vla_status vlai_gemm_choices_save(vlai_gemm_choices *c, vla_error *err)
     vla_status status = vlai_text_status(&text, err);
     if (status == VLA_OK)
         status = vlai_write_file_atomic(c->path, text.data, text.size, err);
+    if (status == VLA_OK && !vlai_is_file(c->kind))
+        status = vlai_write_file_atomic(c->kind, text.data, text.size, err);
     vlai_text_fini(&text);
     c->changed = status != VLA_OK;
     return status;

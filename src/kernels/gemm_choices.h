@@ -1,5 +1,6 @@
 /* Which algorithm a matrix product takes, by shape: found once by timing, kept in a file per GPU and library version, and
- * in checkpoints, because another algorithm gives other bits.
+ * in checkpoints, because another algorithm gives other bits. A GPU that has no file yet begins with that of its kind. Ranks on
+ * several GPUs, which time for themselves, so find what they had before.
  *
  * As text one line per choice: m n k transpose_a transpose_b bias residual sums operand result bias_type workspace
  * milliseconds w0 .. w7, the words in hexadecimal. Threads: one caller at a time; several processes may share the file (it is written whole). */
@@ -14,13 +15,14 @@ VLA_BEGIN_DECLS
 
 typedef struct vlai_gemm_choices vlai_gemm_choices;
 
-/* path: file that is read now, if it is there, and written by save; NULL: none. A file that is not understood is ignored. */
-vla_status vlai_gemm_choices_open(const char *path, vlai_gemm_choices **out, vla_error *err);
+/* path: file of this kind of GPU; NULL: none. gpu: name of this one. Its own file, PATH.GPU, is read now, or PATH where there is
+ * none; save writes it, and PATH where that is not there. A file that is not understood is ignored. */
+vla_status vlai_gemm_choices_open(const char *path, const char *gpu, vlai_gemm_choices **out, vla_error *err);
 void vlai_gemm_choices_close(vlai_gemm_choices *choices);
 /* false when there is none. A choice that is found counts as used. */
 bool vlai_gemm_choices_find(vlai_gemm_choices *choices, const vlai_gemm_shape *shape, vlai_gemm_choice *out);
 vla_status vlai_gemm_choices_put(vlai_gemm_choices *choices, const vlai_gemm_shape *shape, const vlai_gemm_choice *choice, vla_error *err);
-/* Writes the file when something was put since. */
+/* Writes the files when something was put since. */
 vla_status vlai_gemm_choices_save(vlai_gemm_choices *choices, vla_error *err);
 /* The choices that were used, as text. */
 void vlai_gemm_choices_text(const vlai_gemm_choices *choices, vlai_text *out);
