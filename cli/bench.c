@@ -36,6 +36,11 @@ static const char help[] =
     "  --pictures N              pictures per sample (the cameras of the configuration, else 2)\n"
     "  --vocab N                 rows of the embedding (the model's)\n"
     "  --threads N               CPU threads (all)\n"
+    "  --nproc N,N,...           so many ranks (auto: one per GPU), each with --batch samples: one row per number, beside the row of 1\n"
+    "                            where that is among them, and a model for 8, 16 and 64 GPUs. Collectives are timed within the step\n"
+    "                            (what it takes beside the same step without them) and by themselves; --threads: of each rank\n"
+    "  --against FILE            the row of 1 is read from there (what --out wrote), for ranks that another launcher starts\n"
+    "  --first-choice            matrix products by the library's first algorithm, not by the fastest of several\n"
     "  --profile                 time by operation and by kind of launch, with shares of the measured peaks\n"
     "  --loader                  instead: samples/s that the configuration's loader reads from its data set\n"
     "  --seconds X               how long (10)\n"
@@ -44,14 +49,10 @@ static const char help[] =
     "Examples:\n"
     "  vla bench --config configs/demo.yml --batch 32 --text-tokens 80 --side 56 --profile\n"
     "  vla bench --config configs/libero_local_perf.yml --batches auto --numerics bf16,bf16-sr --out run/bench.jsonl\n"
-    "  vla bench --config configs/libero_local_perf.yml --batch 26 --switches --memory-limit 97.9\n";
+    "  vla bench --config configs/libero_local_perf.yml --batch 26 --switches --memory-limit 97.9\n"
+    "  vla bench --config configs/libero_local_perf.yml --batch 26 --nproc 1,2,auto --out run/bench.jsonl\n";
 
-typedef struct {
-    int64_t batch, steps, text, side, pictures, threads, vocab;
-    bool profile, json, switches, plain, loader;
-    double limit, seconds;
-    const char *config, *device, *batches, *numerics, *recompute, *out;
-} request;
+typedef bench_request request;
 
 /* Each row adds a switch to those above it. */
 static const struct {
@@ -66,7 +67,7 @@ static const struct {
     {"+WALLX_PERF_COMPILE", {.attention = true, .alloc = true, .optimizer = true, .visual = true, .compile = true}},
     {"+WALLX_PERF_NO_TIMER_BARRIER", {.attention = true, .alloc = true, .optimizer = true, .visual = true, .compile = true, .ahead = true}},
 };
-enum { VARIANTS = sizeof steps_of_switches / sizeof *steps_of_switches, MOST = 64 };
+enum { VARIANTS = sizeof steps_of_switches / sizeof *steps_of_switches };
 
 static const struct {
     const char *name;
@@ -74,7 +75,7 @@ static const struct {
 } modes[] = {{"fp32", VLA_FP32}, {"bf16", VLA_BF16_MASTER}, {"bf16-sr", VLA_BF16_SR}, {"bf16-plain", VLA_BF16_PLAIN}};
 static const char *const recompute_names[] = {"none", "cheap", "layer"};
 
-static const char *mode_name(vla_numerics n)
+const char *bench_mode_name(vla_numerics n)
 {
     for (size_t i = 0; i < sizeof modes / sizeof *modes; i++)
         if (modes[i].numerics == n)
@@ -82,8 +83,7 @@ static const char *mode_name(vla_numerics n)
     return "fp64";
 }
 
-/* The next item of a comma-separated list; false at its end. */
-static bool next_item(const char **list, char item[32])
+bool bench_next_item(const char **list, char item[32])
 {
     size_t n = strcspn(*list, ",");
     if (!**list)
@@ -97,7 +97,7 @@ static vla_status parse_batches(const char *text, int64_t *out, int *count, vla_
 {
     char item[32], *end;
     const char *rest = !strcmp(text, "auto") ? "4,8,16,20,26,32,48,64,72,80,96,128" : text;
-    for (*count = 0; next_item(&rest, item) && *count < MOST; (*count)++) {
+    for (*count = 0; bench_next_item(&rest, item) && *count < BENCH_MOST; (*count)++) {
         out[*count] = strtoll(item, &end, 10);
         if (end == item || *end || out[*count] < 1)
             return vlai_fail(err, VLA_E_INVALID, "--batches '%s': wanted numbers of at least 1, separated by commas, or auto", text);
@@ -109,7 +109,7 @@ static vla_status parse_numerics(const char *text, vla_numerics *out, int *count
 {
     char item[32];
     const char *rest = !strcmp(text, "all") ? "fp32,bf16,bf16-sr" : text;
-    for (*count = 0; next_item(&rest, item) && *count < MOST; (*count)++) {
+    for (*count = 0; bench_next_item(&rest, item) && *count < BENCH_MOST; (*count)++) {
         size_t i = 0;
         while (i < sizeof modes / sizeof *modes && strcmp(modes[i].name, item))
             i++;
@@ -122,19 +122,18 @@ static vla_status parse_numerics(const char *text, vla_numerics *out, int *count
 
 /* ---- output ---- */
 
-static void print_line(json_t *object, bool to_stdout, FILE *out)
+void bench_put(const json_t *object, bool to_stdout, FILE *out)
 {
     FILE *files[] = {to_stdout ? stdout : NULL, out};
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; object && i < 2; i++)
         if (files[i]) {
             json_dumpf(object, files[i], JSON_COMPACT);
             fputc('\n', files[i]);
             fflush(files[i]);
         }
-    json_decref(object);
 }
 
-static void print_machine(const vlai_device_facts *f, const request *r, FILE *out)
+json_t *bench_machine_json(const vlai_device_facts *f, const request *r)
 {
     char date[32];
     time_t now = time(NULL);
@@ -146,12 +145,15 @@ static void print_machine(const vlai_device_facts *f, const request *r, FILE *ou
                                "gemm_tflops", f->gemm_flops * 1e-12, "memory_limit_gb", r->limit);
     if (object && f->driver[0])
         json_object_set_new(object, "driver", json_string(f->driver));
-    if (!r->json && f->name[0])
+    return object;
+}
+
+void bench_machine_print(const vlai_device_facts *f, const request *r)
+{
+    if (f->name[0])
         printf("%s, %.1f GB, driver %s, CUDA %d.%d, cuBLASLt %zu\ncopy %.0f GB/s (read and written), product 8192^3 of bf16 %.0f TFLOP/s on the warm device%s\n\n", f->name,
                (double)f->memory * 1e-9, f->driver[0] ? f->driver : "?", f->cuda_runtime / 1000, f->cuda_runtime % 1000 / 10, f->cublaslt, f->copy_bytes * 1e-9,
                f->gemm_flops * 1e-12, r->limit > 0 ? "; memory limited" : "");
-    if (object)
-        print_line(object, r->json, out);
 }
 
 static const char head[] = "numerics    batch    step ms  (least, most)        samples/s  TFLOP/s     MFU of GEMM   own GB  all GB   MHz     W  recompute  loss at 1, 5, 10, 20, 29";
@@ -166,7 +168,7 @@ static void print_percent(double share)
 
 static void print_row(const bench_row *row, const vlai_device_facts *f, const bench_row *first)
 {
-    printf("%-10s %6lld ", mode_name(row->numerics), (long long)row->batch);
+    printf("%-10s %6lld ", bench_mode_name(row->numerics), (long long)row->batch);
     if (row->out_of_memory) {
         printf("   out of memory: %s\n", row->reason);
         return;
@@ -196,9 +198,9 @@ static void print_row(const bench_row *row, const vlai_device_facts *f, const be
                (unsigned long long)row->synchronizations);
 }
 
-static json_t *row_json(const bench_row *row, const vlai_device_facts *f)
+json_t *bench_row_json(const bench_row *row, const vlai_device_facts *f)
 {
-    json_t *o = json_pack("{s:s, s:s, s:s, s:I, s:I, s:b}", "kind", "step", "variant", row->variant, "numerics", mode_name(row->numerics), "batch",
+    json_t *o = json_pack("{s:s, s:s, s:s, s:I, s:I, s:b}", "kind", "step", "variant", row->variant, "numerics", bench_mode_name(row->numerics), "batch",
                           (json_int_t)row->batch, "global_batch", (json_int_t)row->batch, "oom", row->out_of_memory);
     if (!o || row->out_of_memory) {
         if (o)
@@ -261,14 +263,20 @@ typedef struct {
     bench_row first; /* of a breakdown */
 } table;
 
+bench_row bench_row_of(const request *r, vla_numerics numerics, int64_t batch)
+{
+    return (bench_row){.variant = r->plain ? "no switch" : "all switches", .switches = steps_of_switches[r->plain ? 0 : VARIANTS - 1].set,
+                       .numerics = numerics, .batch = batch};
+}
+
 static vla_status one_row(table *t, int variant, vla_numerics numerics, int64_t batch, bool *out_of_memory, vla_error *err)
 {
     bench_row row = {.variant = steps_of_switches[variant].name, .switches = steps_of_switches[variant].set, .numerics = numerics, .batch = batch};
     if (!t->r->switches)
-        row.variant = variant ? "all switches" : "no switch";
+        row = bench_row_of(t->r, numerics, batch);
     vla_status status = bench_measure(t->setup, &row, err);
     if (status == VLA_OK) {
-        json_t *object = row_json(&row, t->facts);
+        json_t *object = bench_row_json(&row, t->facts);
         if (!t->r->json) {
             if (t->r->switches && variant == 0)
                 t->first = row;
@@ -277,31 +285,41 @@ static vla_status one_row(table *t, int variant, vla_numerics numerics, int64_t 
                 bench_profile_print(&row, t->facts);
             fflush(stdout);
         }
-        if (object)
-            print_line(object, t->r->json, t->out);
+        bench_put(object, t->r->json, t->out);
+        json_decref(object);
         *out_of_memory = row.out_of_memory;
     }
     bench_row_fini(&row);
     return status;
 }
 
-static vla_status all_rows(table *t, const int64_t *batches, int batch_count, const vla_numerics *numerics, int numerics_count, vla_error *err)
+static vla_status all_rows(table *t, const bench_lists *l, vla_error *err)
 {
-    for (int n = 0; n < numerics_count; n++)
-        for (int b = 0; b < batch_count; b++) {
+    for (int n = 0; n < l->numerics_count; n++)
+        for (int b = 0; b < l->batch_count; b++) {
             bool full = false;
             int first = t->r->switches || t->r->plain ? 0 : VARIANTS - 1, last = t->r->plain ? 0 : VARIANTS - 1;
             for (int v = first; v <= last; v++)
-                VLA_TRY(one_row(t, v, numerics[n], batches[b], &full, err));
+                VLA_TRY(one_row(t, v, l->numerics[n], l->batches[b], &full, err));
             if (full)
                 break;
         }
     return VLA_OK;
 }
 
-static vla_status set_up(const request *r, const vlai_config *train, bench_setup *s, vla_error *err)
+vla_status bench_lists_read(const request *r, const vlai_config *train, const char *device, bench_lists *l, vla_error *err)
 {
-    *s = (bench_setup){.train = train, .threads = (int)r->threads, .steps = r->steps, .limit = (size_t)(r->limit * 1e9), .recompute = -1, .profile = r->profile};
+    *l = (bench_lists){.batches = {r->batch ? r->batch : train->hyperparams.batch_size_per_gpu}, .batch_count = 1, .numerics_count = 1};
+    l->numerics[0] = vlai_settings_numerics(train, strcmp(device, "cpu") != 0);
+    if (r->batches)
+        VLA_TRY(parse_batches(r->batches, l->batches, &l->batch_count, err));
+    return r->numerics ? parse_numerics(r->numerics, l->numerics, &l->numerics_count, err) : VLA_OK;
+}
+
+vla_status bench_set_up(const request *r, const vlai_config *train, bench_setup *s, vla_error *err)
+{
+    *s = (bench_setup){.train = train, .threads = (int)r->threads, .steps = r->steps, .limit = (size_t)(r->limit * 1e9), .recompute = -1, .profile = r->profile,
+                       .first_choice = r->first_choice};
     VLA_TRY(vlai_wallx_config_load(train->model.config_path, &s->model, err));
     VLA_TRY(vlai_wallx_config_update(&s->model, train, false, err));
     if (r->vocab)
@@ -319,47 +337,49 @@ static vla_status set_up(const request *r, const vlai_config *train, bench_setup
 
 static vla_status bench(const request *r, const vlai_config *train, FILE *out, vla_error *err)
 {
-    int64_t batches[MOST] = {r->batch ? r->batch : train->hyperparams.batch_size_per_gpu};
-    vla_numerics numerics[MOST];
-    int batch_count = 1, numerics_count = 1;
     bench_setup setup;
+    bench_lists lists;
     vlai_device_facts facts;
     char device[VLAI_DEVICE_NAME];
     vla_executor *ex;
     if (r->loader)
         return bench_loader(train, r->seconds, r->json, out, err);
-    if (r->batches)
-        VLA_TRY(parse_batches(r->batches, batches, &batch_count, err));
-    if (r->numerics)
-        VLA_TRY(parse_numerics(r->numerics, numerics, &numerics_count, err));
-    VLA_TRY(set_up(r, train, &setup, err));
+    VLA_TRY(bench_lists_read(r, train, "cpu", &lists, err)); /* before a device is opened */
+    VLA_TRY(bench_set_up(r, train, &setup, err));
     VLA_TRY(vlai_device_choose(r->device ? r->device : train->training.device, device, err));
     setup.device = device;
     VLA_TRY(vla_executor_create_on(device, (int)r->threads, &ex, err));
-    if (!r->numerics)
-        numerics[0] = vlai_settings_numerics(train, strcmp(setup.device, "cpu") != 0);
+    VLA_TRY(bench_lists_read(r, train, device, &lists, err));
     vla_status status = vlai_device_facts_get(ex, &facts, err);
     if (status == VLA_OK)
         status = vlai_device_peaks_measure(ex, &facts, err);
     vla_executor_destroy(ex);
     VLA_TRY(status);
-    print_machine(&facts, r, out);
-    if (!r->json)
+    json_t *machine = bench_machine_json(&facts, r);
+    bench_put(machine, r->json, out);
+    json_decref(machine);
+    if (!r->json) {
+        bench_machine_print(&facts, r);
         puts(head);
+    }
     table t = {.r = r, .setup = &setup, .facts = &facts, .out = out};
-    return all_rows(&t, batches, batch_count, numerics, numerics_count, err);
+    return all_rows(&t, &lists, err);
 }
 
 int command_bench(int argc, char **argv)
 {
-    request r = {.steps = 30, .text = 98, .side = 252, .seconds = 10};
+    request r = {.steps = 30, .text = 98, .side = 252, .seconds = 10, .row = -1};
     const arg_row rows[] = {
         {"--config", ARG_TEXT, &r.config}, {"--device", ARG_TEXT, &r.device}, {"--batches", ARG_TEXT, &r.batches}, {"--batch", ARG_COUNT, &r.batch},
         {"--numerics", ARG_TEXT, &r.numerics}, {"--switches", ARG_FLAG, &r.switches}, {"--plain", ARG_FLAG, &r.plain}, {"--recompute", ARG_TEXT, &r.recompute},
         {"--memory-limit", ARG_REAL, &r.limit}, {"--steps", ARG_COUNT, &r.steps}, {"--text-tokens", ARG_INT, &r.text}, {"--side", ARG_COUNT, &r.side},
         {"--pictures", ARG_COUNT, &r.pictures}, {"--vocab", ARG_COUNT, &r.vocab}, {"--threads", ARG_COUNT, &r.threads}, {"--profile", ARG_FLAG, &r.profile},
-        {"--loader", ARG_FLAG, &r.loader}, {"--seconds", ARG_REAL, &r.seconds}, {"--json", ARG_FLAG, &r.json}, {"--out", ARG_TEXT, &r.out}};
-    args a = {.name = "bench", .help = help, .rows = rows, .count = sizeof rows / sizeof *rows, .overrides = true};
+        {"--loader", ARG_FLAG, &r.loader}, {"--seconds", ARG_REAL, &r.seconds}, {"--json", ARG_FLAG, &r.json}, {"--out", ARG_TEXT, &r.out},
+        {"--nproc", ARG_TEXT, &r.nproc}, {"--against", ARG_TEXT, &r.against}, {"--first-choice", ARG_FLAG, &r.first_choice}, {"--row", ARG_INT, &r.row}};
+    static together ranks;
+    static args a; /* too large for a stack frame */
+    ranks = (together){.name = "bench"};
+    a = (args){.name = "bench", .help = help, .rows = rows, .count = sizeof rows / sizeof *rows, .overrides = true};
     int code = args_parse(&a, argc, argv);
     if (code >= 0)
         return code;
@@ -372,15 +392,31 @@ int command_bench(int argc, char **argv)
         fputs("vla bench: --memory-limit must lie in 0 to 10^6 GB, --seconds above 0\n", stderr);
         return EXIT_USAGE;
     }
+    if (together_read(&ranks, &err) != VLA_OK)
+        return command_fail("bench", &err);
+    if ((r.nproc || r.row >= 0 || ranks.ranks.world > 1) && (r.switches || r.loader || (r.nproc && r.row < 0 && ranks.ranks.world > 1))) {
+        fputs(r.switches || r.loader ? "vla bench: several ranks measure all switches, or none with --plain: without --switches and --loader\n"
+                                     : "vla bench: --nproc starts ranks, and this is one of several ranks already\n", stderr);
+        return EXIT_USAGE;
+    }
+    if (r.row >= 0) { /* one row of those that were asked for */
+        r.nproc = r.out = r.batches = r.against = NULL;
+        r.json = false;
+    }
+    if (r.row >= 0 || ranks.ranks.world > 1)
+        return bench_as_rank(&r, &a, &ranks);
     vlai_config *train = NULL;
     FILE *out = NULL;
+    int code_of_ranks = EXIT_DONE;
     vla_status status = vlai_config_load(r.config, a.override, a.overrides_given, &train, &err);
     if (status == VLA_OK && r.out && !(out = fopen(r.out, "a")))
         status = vlai_fail(&err, VLA_E_IO, "%s: cannot be opened for writing", r.out);
-    if (status == VLA_OK)
+    if (status == VLA_OK && r.nproc)
+        code_of_ranks = bench_start_ranks(&r, train, argc, argv, out);
+    else if (status == VLA_OK)
         status = bench(&r, train, out, &err);
     if (out && fclose(out) != 0 && status == VLA_OK)
         status = vlai_fail(&err, VLA_E_IO, "%s: not everything was written", r.out);
     vlai_config_destroy(train);
-    return status == VLA_OK ? EXIT_DONE : command_fail("bench", &err);
+    return status == VLA_OK ? code_of_ranks : command_fail("bench", &err);
 }

@@ -3,26 +3,22 @@
 
 #include "base/fail.h"
 #include "base/time.h"
+#include "bench_engine.h"
+#include "dist/comm.h"
 #include "exec/executor.h"
+#include "exec/plan.h"
+#include "exec/store.h"
 #include "model/wallx_plan.h"
 #include "optim/settings.h"
 #include "train/device.h"
+#include "train/switches.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* Without `compile` gradients go to the store and a second plan steps them, as the trainer does it. */
-typedef struct bench_engine {
-    vlai_wallx_config model;
-    vlai_wallx_workload work;
-    vla_store *store;
-    vla_executor *executor;
-    vla_plan *plan, *update_plan;
-    vla_run *run, *update;
-    vla_gradient_status *gradients;
-    bool device;
-} engine;
+typedef bench_engine engine;
 
 static void engine_destroy(engine *e)
 {
@@ -33,13 +29,14 @@ static void engine_destroy(engine *e)
     vla_plan_destroy(e->update_plan);
     vla_plan_destroy(e->plan);
     vla_store_destroy(e->store);
+    vlai_comm_close(e->comm);
     vla_executor_destroy(e->executor);
     vlai_wallx_workload_fini(&e->work);
     vlai_free(e->gradients);
     vlai_free(e);
 }
 
-static vla_plan_options plan_options(const bench_setup *s, const bench_row *row, vla_recompute recompute)
+static vla_plan_options plan_options(const bench_setup *s, const engine *e, const bench_row *row, vla_recompute recompute)
 {
     vla_plan_options o = VLA_PLAN_OPTIONS_DEFAULT;
     const bench_switches *w = &row->switches;
@@ -51,7 +48,29 @@ static vla_plan_options plan_options(const bench_setup *s, const bench_row *row,
     o.fast_attention = w->attention;
     o.fast = (w->compile ? VLA_FAST_SEARCH | VLA_FAST_REPLAY | VLA_FAST_LANES | VLA_FAST_UPDATE : 0u) | (w->visual ? VLA_FAST_SEARCH : 0u) |
              (w->optimizer ? VLA_FAST_UPDATE : 0u);
+    if (s->first_choice)
+        o.fast &= ~(unsigned)VLA_FAST_SEARCH;
+    o.store = e->store;
+    o.overlap = bench_overlaps(w);
+    o.gradient_dtype = s->train->dist.gradient_dtype == VLAI_GRADIENTS_BF16   ? VLA_BF16
+                       : s->train->dist.gradient_dtype == VLAI_GRADIENTS_FP32 ? VLA_F32
+                                                                              : VLA_DTYPE_NONE;
     return o;
+}
+
+size_t bench_bucket_bytes(const vlai_config *config, const bench_switches *s)
+{
+    return (size_t)(bench_overlaps(s) ? vlai_switch_number("WALLX_PERF_BUCKET", config->perf.bucket) : 25) * 1000000;
+}
+
+/* As the trainer does: the executor, the communicator, this rank's part of the store. */
+static vla_status share_out(const bench_setup *s, const bench_row *row, engine *e, vla_error *err)
+{
+    const vlai_ranks *r = &s->ranks->ranks;
+    vla_shard_options share = {sizeof share, r->rank, r->world, bench_bucket_bytes(s->train, &row->switches), (int)s->train->dist.zero};
+    VLA_TRY(vlai_comm_open(s->ranks->group, s->device, &e->comm, err));
+    vlai_executor_set_comm(e->executor, e->comm);
+    return vla_store_shard(e->store, &share, err);
 }
 
 static int group_of(const char *name, void *config)
@@ -72,6 +91,8 @@ static vla_status make_store(const bench_setup *s, bench_row *row, engine *e, vl
     e->gradients = vlai_calloc(vla_store_count(e->store) + 1, sizeof *e->gradients);
     if (!e->gradients)
         return vlai_nomem(err, vla_store_count(e->store) * sizeof *e->gradients);
+    if (s->ranks && s->ranks->group)
+        VLA_TRY(share_out(s, row, e, err));
     vla_store_use use = row->switches.compile ? VLA_STORE_STEP : VLA_STORE_TRAIN;
     VLA_TRY(vla_store_allocate_on(e->store, e->executor, row->numerics, use, 0, err));
     VLA_TRY(vlai_wallx_random_weights(e->store, err));
@@ -95,7 +116,7 @@ static size_t room_of(const bench_setup *s, const engine *e)
 
 static vla_status make_plans(const bench_setup *s, const bench_row *row, vla_recompute recompute, size_t keep, engine *e, vla_error *err)
 {
-    vla_plan_options o = plan_options(s, row, recompute);
+    vla_plan_options o = plan_options(s, e, row, recompute);
     o.keep = keep;
     vla_adamw_options adamw = vlai_settings_adamw(s->train);
     memset(e->gradients, 0, vla_store_count(e->store) * sizeof *e->gradients);
@@ -128,6 +149,7 @@ static vla_status make_runs(const bench_setup *s, bench_row *row, vla_recompute 
     size_t room = room_of(s, e), need = needed(e);
     if (e->device && need > room)
         return vlai_fail(err, VLA_E_DEVICE_NOMEM, "%lld samples: %.2f GB, of %.2f GB that there are", (long long)row->batch, (double)need * 1e-9, (double)room * 1e-9);
+    spare = spare && (s->limit || !e->comm); /* as the trainer does */
     size_t keep = spare && e->device ? vlai_device_keep(row->numerics, room, need, vlai_plan_needs(e->executor, e->plan).arena) : 0;
     for (; keep; keep = needed(e) > room ? keep / 2 : 0) {
         drop_runs(e);
@@ -184,6 +206,9 @@ static vla_status fill(const bench_setup *s, const engine *e, vla_error *err)
 
 static void note(bench_row *row, const engine *e, int64_t step)
 {
+    if (!row)
+        return;
+    row->losses[step] = (double)*(const float *)vla_run_data(e->run, "loss");
     for (int i = 0; i < BENCH_LOSSES; i++)
         if (bench_loss_at[i] == step)
             row->loss[i] = (double)*(const float *)vla_run_data(e->run, "loss");
@@ -192,6 +217,8 @@ static void note(bench_row *row, const engine *e, int64_t step)
 
 static void count_from_here(bench_row *row, const engine *e)
 {
+    if (!row)
+        return;
     vlai_device_now now = vlai_device_now_get(e->executor);
     row->allocations = now.allocations;
     row->synchronizations = now.synchronizations;
@@ -199,26 +226,35 @@ static void count_from_here(bench_row *row, const engine *e)
 
 static void count_to_here(bench_row *row, const engine *e)
 {
+    if (!row)
+        return;
     row->now = vlai_device_now_get(e->executor);
     row->allocations = row->now.allocations - row->allocations;
     row->synchronizations = row->now.synchronizations - row->synchronizations;
 }
 
+static void tell(const bench_setup *s, int64_t step)
+{
+    if (s->ranks)
+        vlai_group_progress(s->ranks->group, "step", step);
+}
+
 /* Each step waited for before the next begins. On a device the batch stands in pinned memory and is uploaded every time; on
  * the CPU buffers of inputs are used again within a step, so it is written every time, outside the measured time. */
-static vla_status run_in_turn(const bench_setup *s, bench_row *row, engine *e, double *times, vla_error *err)
+static vla_status run_in_turn(const bench_setup *s, engine *e, int64_t first, int64_t count, double *times, bench_row *row, vla_error *err)
 {
-    for (int64_t step = 0; step < s->steps; step++) {
-        if (step == s->steps / 2)
+    for (int64_t step = 0; step < count; step++) {
+        if (step == count / 2)
             count_from_here(row, e);
         if (step == 0 || !e->device)
             VLA_TRY(fill(s, e, err));
         if (!e->update)
-            vlai_settings_hyper(s->train, step, step, vla_run_data(e->run, "hyper"));
+            vlai_settings_hyper(s->train, first + step, first + step, vla_run_data(e->run, "hyper"));
+        tell(s, first + step);
         double start = vlai_now();
         VLA_TRY(vla_run_execute(e->run, err));
         if (e->update) { /* the CPU's inputs stand in the arena, which both plans share */
-            vlai_settings_hyper(s->train, step, step, vla_run_data(e->update, "hyper"));
+            vlai_settings_hyper(s->train, first + step, first + step, vla_run_data(e->update, "hyper"));
             *(float *)vla_run_data(e->update, "guard") = 0;
             VLA_TRY(vla_run_execute(e->update, err));
         }
@@ -231,18 +267,19 @@ static vla_status run_in_turn(const bench_setup *s, bench_row *row, engine *e, d
 
 /* A step is handed over while the one before still runs; its time is from one end to the next. Both copies of the inputs hold
  * the batch after two steps. */
-static vla_status run_ahead(const bench_setup *s, bench_row *row, engine *e, double *times, vla_error *err)
+static vla_status run_ahead(const bench_setup *s, engine *e, int64_t first, int64_t count, double *times, bench_row *row, vla_error *err)
 {
     double end = vlai_now();
-    for (int64_t step = 0; step <= s->steps; step++) {
-        if (step < s->steps) {
-            if (step == s->steps / 2)
+    for (int64_t step = 0; step <= count; step++) {
+        if (step < count) {
+            if (step == count / 2)
                 count_from_here(row, e);
             if (step > 0)
                 VLA_TRY(vla_run_other_inputs(e->run, err));
             if (step < 2 || !e->device)
                 VLA_TRY(fill(s, e, err));
-            vlai_settings_hyper(s->train, step, step, vla_run_data(e->run, "hyper"));
+            vlai_settings_hyper(s->train, first + step, first + step, vla_run_data(e->run, "hyper"));
+            tell(s, first + step);
             VLA_TRY(vla_run_submit(e->run, err));
         } else {
             count_to_here(row, e); /* the last step still runs */
@@ -256,6 +293,12 @@ static vla_status run_ahead(const bench_setup *s, bench_row *row, engine *e, dou
         note(row, e, step - 1);
     }
     return VLA_OK;
+}
+
+vla_status bench_steps(const bench_setup *s, engine *e, const bench_switches *switches, int64_t first, int64_t count, double *times, bench_row *row, vla_error *err)
+{
+    bool ahead = switches->ahead && e->device && !e->update;
+    return ahead ? run_ahead(s, e, first, count, times, row, err) : run_in_turn(s, e, first, count, times, row, err);
 }
 
 static void summarize(const bench_setup *s, bench_row *row, const engine *e, double *times)
@@ -275,21 +318,72 @@ static void summarize(const bench_setup *s, bench_row *row, const engine *e, dou
     row->threads = vla_executor_threads(e->executor);
 }
 
+/* What the ranks have come to before their first step. Memory that one of them lacks is lacking for all; recompute is that of
+ * the rank with the least room; and all have the same collectives in the same order. */
+static vla_status settle(const bench_setup *s, bench_row *row, engine *e, vla_error *err)
+{
+    typedef struct outcome {
+        int32_t full, level;
+        char reason[504];
+    } outcome;
+    int world = s->ranks->ranks.world, lacks = -1, level = 0;
+    outcome own = {.full = row->out_of_memory, .level = (int32_t)row->recompute}, *all = vlai_calloc((size_t)world, sizeof *all);
+    if (!all)
+        return vlai_nomem(err, (size_t)world * sizeof *all);
+    snprintf(own.reason, sizeof own.reason, "%.500s", row->reason);
+    vla_status status = vlai_group_gather_all(s->ranks->group, "the memory of ranks", &own, sizeof own, all, err);
+    for (int r = world - 1; status == VLA_OK && r >= 0; r--) {
+        lacks = all[r].full ? r : lacks;
+        level = all[r].level > level ? all[r].level : level;
+    }
+    if (lacks >= 0) {
+        row->out_of_memory = true;
+        snprintf(row->reason, sizeof row->reason, "rank %d: %.500s", lacks, all[lacks].reason);
+    }
+    vlai_free(all);
+    if (status != VLA_OK || row->out_of_memory)
+        return status;
+    if (level > (int)row->recompute) {
+        drop_runs(e);
+        row->recompute = (vla_recompute)level;
+        VLA_TRY(make_runs(s, row, row->recompute, false, e, err));
+    }
+    vlai_text text = {0};
+    for (const vla_plan *p = e->plan; p; p = p == e->plan ? e->update_plan : NULL)
+        for (size_t n = 0; n < p->graph->n_nodes; n++) {
+            const vlai_node *node = &p->graph->nodes[n];
+            if (vlai_op_is_collective(node->op))
+                vlai_text_printf(&text, "collective %d: %s of bucket %d, %lld elements\n", node->attrs.comm.order, vlai_ops[node->op].name, node->attrs.comm.bucket,
+                                 (long long)vlai_value(p->graph, node->inputs[0])->elements);
+        }
+    status = vlai_text_status(&text, err);
+    if (status == VLA_OK)
+        status = vlai_group_agree(s->ranks->group, "the plan", text.data ? text.data : "", err);
+    vlai_text_fini(&text);
+    return status;
+}
+
 vla_status bench_measure(const bench_setup *s, bench_row *row, vla_error *err)
 {
     double *times = vlai_calloc((size_t)s->steps + 1, sizeof *times);
+    row->losses = vlai_calloc((size_t)s->steps + 1, sizeof *row->losses);
     engine *e = row->engine = vlai_calloc(1, sizeof *e);
     for (int i = 0; i < BENCH_LOSSES; i++)
         row->loss[i] = NAN;
-    vla_status status = times && e ? make_engine(s, row, e, err) : vlai_nomem(err, (size_t)s->steps * sizeof *times);
+    vla_status status = times && e && row->losses ? make_engine(s, row, e, err) : vlai_nomem(err, (size_t)s->steps * sizeof *times);
     if (status == VLA_E_DEVICE_NOMEM) {
         row->out_of_memory = true;
         memcpy(row->reason, err->message, sizeof row->reason);
         status = VLA_OK;
-    } else if (status == VLA_OK) {
-        status = row->switches.ahead && e->device && !e->update ? run_ahead(s, row, e, times, err) : run_in_turn(s, row, e, times, err);
+    }
+    if (status == VLA_OK && s->ranks && s->ranks->group)
+        status = settle(s, row, e, err);
+    if (status == VLA_OK && !row->out_of_memory) {
+        status = bench_steps(s, e, &row->switches, 0, s->steps, times, row, err);
         if (status == VLA_OK)
             summarize(s, row, e, times);
+        if (status == VLA_OK && e->comm)
+            status = bench_turns(s, e, row, err);
         if (status == VLA_OK && s->profile)
             status = fill(s, e, err);
         if (status == VLA_OK && s->profile)
@@ -302,6 +396,8 @@ vla_status bench_measure(const bench_setup *s, bench_row *row, vla_error *err)
 void bench_row_fini(bench_row *row)
 {
     vlai_profile_fini(&row->profile);
+    vlai_free(row->losses);
+    row->losses = NULL;
     engine_destroy(row->engine);
     row->engine = NULL;
 }

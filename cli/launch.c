@@ -1,4 +1,4 @@
-/* vla launch: the ranks of a training run on this machine, one process per GPU, watched until all have ended. One rank stays in this
+/* vla launch: the ranks of a training run, or of a measurement, on this machine, one process per GPU, watched until all have ended. One rank stays in this
  * process. */
 #include "args.h"
 #include "command.h"
@@ -15,7 +15,7 @@
 
 static const char help[] =
     "Usage: vla launch [--nproc auto|N] [--nnodes N] [--node-rank R] [--master-addr A] [--master-port P] [--time-limit S]\n"
-    "                  train ARGUMENTS...\n\n"
+    "                  train|bench ARGUMENTS...\n\n"
     "Starts one rank per GPU of this machine, as CUDA_VISIBLE_DEVICES shows them, and watches them: when one fails it is named,\n"
     "the others are ended within 10 s, and its code is the launcher's. SIGINT and SIGTERM make all ranks save and end with code\n"
     "75; a second one kills them. Without a GPU it starts CPU ranks, and says so. docs/ranks.md tells more.\n\n"
@@ -28,7 +28,8 @@ static const char help[] =
     "Examples:\n"
     "  vla launch train --config configs/libero.yml\n"
     "  vla launch --nnodes 2 --node-rank 1 --master-addr 10.0.0.1 train --config configs/libero.yml   # once per machine\n"
-    "  vla launch --nproc 2 train --config demo.yml --device cpu\n";
+    "  vla launch --nproc 2 train --config demo.yml --device cpu\n"
+    "  vla launch --nnodes 2 --node-rank 0 --master-addr 10.0.0.1 bench --config configs/libero_local_perf.yml --batch 26\n";
 
 enum { USUAL_PORT = 29500, PORT_MOST = 65535 };
 
@@ -108,6 +109,11 @@ static int count_ranks(const request *q, const char *device)
     return (int)n;
 }
 
+static bool is_bench(const char *command)
+{
+    return !strcmp(command, "bench");
+}
+
 /* One rank in this process, whatever a batch system says of others. */
 static int stay(int argc, char **argv)
 {
@@ -117,7 +123,7 @@ static int stay(int argc, char **argv)
         setenv(variables[i][0], variables[i][1], 1);
     unsetenv("MASTER_ADDR");
     unsetenv("MASTER_PORT");
-    return command_train(argc, argv);
+    return is_bench(argv[0]) ? command_bench(argc, argv) : command_train(argc, argv);
 }
 
 static int start(int argc, char **argv, const request *q, int ranks, int port)
@@ -151,7 +157,7 @@ int command_launch(int argc, char **argv)
     static args a; /* too large for a stack frame */
     a = (args){.name = "launch", .help = help, .rows = rows, .count = sizeof rows / sizeof *rows};
     int split = 1;
-    while (split < argc && strcmp(argv[split], "train") != 0)
+    while (split < argc && strcmp(argv[split], "train") != 0 && !is_bench(argv[split]))
         split++;
     if (argc < 2)
         return fputs(help, stderr), EXIT_USAGE;
@@ -159,7 +165,7 @@ int command_launch(int argc, char **argv)
     if (code >= 0)
         return code;
     if (split == argc)
-        return refuse("no command to launch", "vla launch [options] train --config FILE");
+        return refuse("no command to launch", "vla launch [options] train --config FILE, or bench");
     char message[256], *end;
     const char *world = getenv("WORLD_SIZE"), *rank = getenv("RANK");
     if (world && *world && strcmp(world, "1") != 0) {

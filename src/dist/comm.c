@@ -21,6 +21,7 @@ struct vlai_comm {
     pthread_cond_t wake;
     atomic_bool failed;
     bool aborted, closing, watched;
+    bool paused; /* of the thread that enqueues */
     vla_error failure;
     pthread_t watcher; /* asks the group and the transport now and then */
 };
@@ -228,6 +229,17 @@ void vlai_comm_abort(vlai_comm *comm, const char *why)
     vla_error failure = VLA_ERROR_INIT;
     keep(comm, vlai_fail(&failure, VLA_E_NCCL, "%s", why), &failure);
     end(comm);
+}
+
+void vlai_comm_pause(vlai_comm *comm, bool paused)
+{
+    if (comm)
+        comm->paused = paused;
+}
+
+bool vlai_comm_is_paused(const vlai_comm *comm)
+{
+    return comm && comm->paused;
 }
 
 void vlai_executor_set_comm(vla_executor *executor, vlai_comm *comm)

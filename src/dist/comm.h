@@ -58,6 +58,11 @@ bool vlai_comm_error(vlai_comm *comm, char *text, size_t size);
 /* Ends what is under way, so that a thread that waits for it returns; the communicator has failed with `why`. */
 void vlai_comm_abort(vlai_comm *comm, const char *why);
 
+/* While it is paused, collectives of plans are those of one rank: reduce_scatter copies the own part, the others do nothing. What a
+ * device captures then stays so. For measurements: every rank pauses in the same places. NULL: nothing. */
+void vlai_comm_pause(vlai_comm *comm, bool paused);
+bool vlai_comm_is_paused(const vlai_comm *comm);
+
 /* Collectives of plans that this executor runs go through `comm`; the executor does not own it. */
 void vlai_executor_set_comm(struct vla_executor *executor, vlai_comm *comm);
 

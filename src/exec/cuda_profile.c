@@ -132,6 +132,7 @@ static vla_status one_by_one(const vla_run *run, const marks *m, int repeats, vl
             return vlai_cuda_failed(err, code, "a kernel of this run");
         vlai_profile_row *row = row_of(run, &r->launches[i], out);
         row->seconds += ms * 1e-3 / repeats;
+        out->nodes[r->launches[i].first] += ms * 1e-3 / repeats;
         out->seconds[row->node->op] += ms * 1e-3 / repeats;
     }
     return VLA_OK;
@@ -180,7 +181,8 @@ vla_status vlai_cuda_profile(vla_run *run, int repeats, vlai_profile *out, vla_e
     double *times = vlai_calloc((size_t)repeats * 2 + 2, sizeof *times), *alone = times + repeats;
     vla_status status = marks_init(&m, 2 * r->n_launches + 2, err);
     out->rows = vlai_calloc(r->n_launches + 1, sizeof *out->rows);
-    if (status == VLA_OK && (!times || !out->rows))
+    out->nodes = vlai_calloc(run->plan->graph->n_nodes + 1, sizeof *out->nodes);
+    if (status == VLA_OK && (!times || !out->rows || !out->nodes))
         status = vlai_nomem(err, r->n_launches * sizeof *out->rows);
     if (status == VLA_OK)
         count(run, out);

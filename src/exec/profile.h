@@ -21,8 +21,9 @@ typedef struct vlai_profile {
     double total;                  /* median time of a whole execution */
     double matmul_alone;           /* median time of its matrix products run back to back, same operands and threads */
     double flops_matmul;
-    vlai_profile_row *rows; /* on a device; slowest first, NULL on the CPU. vlai_profile_fini */
+    vlai_profile_row *rows; /* on a device; slowest first, NULL on the CPU */
     size_t n_rows;
+    double *nodes; /* per node of the plan, of one execution, mean; what runs in one launch is the first's; NULL in a profile that was not taken */
 } vlai_profile;
 
 /* Executes `repeats` times (at least 3 are sensible). Contents of inputs must be valid; results are those of a usual run. On

@@ -114,7 +114,9 @@ vla_status vlai_run_profile(vla_run *run, int repeats, vlai_profile *out, vla_er
 void vlai_profile_fini(vlai_profile *profile)
 {
     vlai_free(profile->rows);
+    vlai_free(profile->nodes);
     profile->rows = NULL;
+    profile->nodes = NULL;
 }
 
 /* A bucket of weights or gradients, by number. */

@@ -185,14 +185,18 @@ static vla_status cpu_profile(vla_run *run, int repeats, vlai_profile *out, vla_
 {
     const vla_graph *g = run->plan->graph;
     double *totals = vlai_calloc((size_t)repeats * 2 + 2, sizeof *totals), *alone = totals + repeats;
-    if (!totals)
-        return vlai_nomem(err, (size_t)repeats * 2 * sizeof *totals);
+    out->nodes = vlai_calloc(g->n_nodes + 1, sizeof *out->nodes);
+    if (!totals || !out->nodes) {
+        vlai_free(totals);
+        return vlai_nomem(err, ((size_t)repeats * 2 + g->n_nodes) * sizeof *totals);
+    }
     for (int r = 0; r < repeats; r++) {
         double start = vlai_now(), before = start;
         for (size_t n = 0; n < g->n_nodes; n++) {
             vlai_cpu_run_node(run, n);
             double now = vlai_now();
             out->seconds[g->nodes[n].op] += (now - before) / repeats;
+            out->nodes[n] += (now - before) / repeats;
             before = now;
         }
         totals[r] = before - start;

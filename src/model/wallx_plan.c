@@ -1,15 +1,16 @@
 #include "model/wallx_plan.h"
 
 #include "base/fail.h"
+#include "exec/store.h"
 #include "pass/pass.h"
 
-/* The graph, narrowed and with its backward pass; nothing when it fails. */
-static vla_status differentiate(const vlai_wallx_config *config, const vlai_wallx_shape *shape, vla_graph **out, vla_error *err)
+/* The graph, narrowed and with its backward pass; nothing when it fails. Of several ranks each brings its part of the mean. */
+static vla_status differentiate(const vlai_wallx_config *config, const vlai_wallx_shape *shape, const vla_store *store, vla_graph **out, vla_error *err)
 {
     VLA_TRY(vlai_wallx_build(config, shape, &(vlai_wallx_options){0}, out, err));
     vla_status status = vlai_pass_narrow(*out, NULL, err);
     if (status == VLA_OK)
-        status = vla_graph_backward(*out, vla_graph_find(*out, "loss"), 1.0, err);
+        status = vla_graph_backward(*out, vla_graph_find(*out, "loss"), store->world > 1 ? 1.0 / store->world : 1.0, err);
     if (status != VLA_OK)
         vla_graph_destroy(*out);
     return status;
@@ -30,7 +31,7 @@ vla_status vlai_wallx_plan_step(const vlai_wallx_config *config, const vlai_wall
 {
     vla_graph *g;
     *out = NULL;
-    VLA_TRY(differentiate(config, shape, &g, err));
+    VLA_TRY(differentiate(config, shape, store, &g, err));
     return finish(g, vla_graph_step(g, store, gradients, adamw, err), options, out, err);
 }
 
@@ -40,6 +41,6 @@ vla_status vlai_wallx_plan_training(const vlai_wallx_config *config, const vlai_
 {
     vla_graph *g;
     *out = NULL;
-    VLA_TRY(differentiate(config, shape, &g, err));
+    VLA_TRY(differentiate(config, shape, store, &g, err));
     return finish(g, vla_graph_store_gradients(g, store, accumulate, gradients, err), options, out, err);
 }

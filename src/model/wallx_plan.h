@@ -16,7 +16,8 @@ vla_status vlai_wallx_plan_training(const vlai_wallx_config *config, const vlai_
                                     bool accumulate, const vla_plan_options *options, vla_gradient_status *gradients,
                                     vla_plan **out, vla_error *err);
 
-/* The plan of a whole step of one micro-batch: forward, backward, clip and AdamW (vla_graph_step). */
+/* The plan of a whole step of one micro-batch: forward, backward, clip and AdamW (vla_graph_step). Of one rank of several where
+ * the store is shared out: the step is then that of the mean over the ranks' micro-batches. */
 vla_status vlai_wallx_plan_step(const vlai_wallx_config *config, const vlai_wallx_shape *shape, const vla_store *store,
                                 const vla_adamw_options *adamw, const vla_plan_options *options,
                                 vla_gradient_status *gradients, vla_plan **out, vla_error *err);

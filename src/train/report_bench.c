@@ -149,6 +149,82 @@ static void put_rows(vlai_text *h, json_t *const *rows, size_t count)
         put_profile(h, rows[i]);
 }
 
+/* ---- several ranks ---- */
+
+static void put_rank_row(vlai_text *h, const json_t *row)
+{
+    const json_t *model = json_object_get(row, "model");
+    const char *error = word(row, "error");
+    vlai_text_printf(h, "<tr><td>%lld</td><td>", (long long)json_integer_value(json_object_get(row, "ranks")));
+    vlai_html_escape(h, word(row, "numerics"));
+    vlai_text_puts(h, "</td><td>");
+    vlai_html_escape(h, word(row, "variant"));
+    vlai_text_printf(h, "</td><td>%lld</td><td>%lld</td>", (long long)json_integer_value(json_object_get(row, "batch")),
+                     (long long)json_integer_value(json_object_get(row, "global_batch")));
+    if (*error || json_is_true(json_object_get(row, "oom"))) {
+        vlai_text_puts(h, *error ? "<td colspan=13>failed: " : "<td colspan=13>out of memory");
+        vlai_html_escape(h, error);
+        vlai_text_puts(h, "</td></tr>\n");
+        return;
+    }
+    cell(h, "%.2f", number(row, "step_ms"));
+    cell(h, "%.2f", number(row, "samples_per_s"));
+    cell(h, "%.4f", number(row, "efficiency"));
+    cell(h, "%.2f", number(row, "exposed_ms"));
+    cell(h, "%.2f %%", 100 * number(row, "exposed_share"));
+    cell(h, "%.2f", number(row, "device_gb_own"));
+    cell(h, "%.2f", number(row, "device_gb_used"));
+    cell(h, "%.3f", number(row, "collective_bytes") * 1e-9);
+    double reduce = number(row, "reduce_gb_per_s");
+    cell(h, "%.1f", isfinite(reduce) ? reduce : number(row, "all_reduce_gb_per_s"));
+    cell(h, "%.1f", number(row, "gather_gb_per_s"));
+    cell(h, "%.0f", number(row, "watts"));
+    cell(h, "%.2f", number(model, "step_ms"));
+    cell(h, "%+.2f %%", 100 * number(model, "difference"));
+    vlai_text_puts(h, "</tr>\n");
+}
+
+static void put_forecast(vlai_text *h, const json_t *row)
+{
+    double gbit = number(row, "gbit_per_s");
+    vlai_text_printf(h, "<tr><td>%lld</td><td>", (long long)json_integer_value(json_object_get(row, "ranks")));
+    vlai_html_escape(h, word(row, "numerics"));
+    if (gbit > 0)
+        vlai_text_printf(h, "</td><td>%lld machines, %.0f Gb/s</td>", (long long)json_integer_value(json_object_get(row, "machines")), gbit);
+    else
+        vlai_text_puts(h, "</td><td>one machine</td>");
+    cell(h, "%.1f", number(row, "gb_per_s"));
+    cell(h, "%.2f", number(row, "step_ms"));
+    cell(h, "%.2f", number(row, "exposed_ms"));
+    cell(h, "%.4f", number(row, "efficiency"));
+    cell(h, "%.1f", number(row, "samples_per_s"));
+    vlai_text_puts(h, "</tr>\n");
+}
+
+static void put_table(vlai_text *h, const char *kind, const char *head, void (*put)(vlai_text *h, const json_t *row), json_t *const *rows, size_t count)
+{
+    bool open = false;
+    for (size_t i = 0; i < count; i++) {
+        if (strcmp(word(rows[i], "kind"), kind) != 0)
+            continue;
+        if (!open)
+            vlai_text_puts(h, head);
+        open = true;
+        put(h, rows[i]);
+    }
+    if (open)
+        vlai_text_puts(h, "</table></div>\n");
+}
+
+static void put_ranks(vlai_text *h, json_t *const *rows, size_t count)
+{
+    put_table(h, "ranks", "<h3>Several GPUs</h3>\n<div class=scroll><table><tr><th>GPUs</th><th>numerics</th><th>switches</th><th>batch each</th><th>global batch</th><th>step ms</th>"
+              "<th>samples/s</th><th>efficiency</th><th>exposed ms</th><th>share</th><th>own GB</th><th>all GB</th><th>exchanged GB</th><th>reduce GB/s</th>"
+              "<th>gather GB/s</th><th>W</th><th>model: step ms</th><th>against measured</th></tr>\n", put_rank_row, rows, count);
+    put_table(h, "ranks_model", "<h3>Model of scaling</h3>\n<div class=scroll><table><tr><th>GPUs</th><th>numerics</th><th>links</th><th>slowest link GB/s</th><th>step ms</th>"
+              "<th>exposed ms</th><th>efficiency</th><th>samples/s</th></tr>\n", put_forecast, rows, count);
+}
+
 vla_status vlai_report_bench(const char *run, vlai_text *html, vla_error *err)
 {
     char path[PATH], *data;
@@ -172,6 +248,7 @@ vla_status vlai_report_bench(const char *run, vlai_text *html, vla_error *err)
     if (status == VLA_OK && count) {
         vlai_text_puts(html, "<h2>Measurements</h2>\n");
         put_rows(html, rows, count);
+        put_ranks(html, rows, count);
     }
     for (size_t i = 0; i < count; i++)
         json_decref(rows[i]);
