@@ -144,8 +144,6 @@ static void *copy_bytes(vlai_arena *arena, const void *data, size_t size)
 
 static vla_status take_content(vla_checkpoint_writer *w, const vla_checkpoint_content *c, vla_error *err)
 {
-    w->epoch = c->epoch;
-    w->step = c->step;
     w->state = vlai_strdup(c->state);
     w->files = vlai_calloc(c->file_count ? c->file_count : 1, sizeof *w->files);
     w->own = c->own && *c->own ? vlai_strdup(c->own) : NULL;
@@ -674,6 +672,8 @@ vla_status vla_checkpoint_save(vla_checkpoint_writer *w, const vla_store *store,
     finish_reserving(w);
     w->error = w->early_error = (vla_error)VLA_ERROR_INIT;
     w->together.number++;
+    w->epoch = content->epoch;
+    w->step = content->step;
     bool sync = false;
     w->early = prepare_save(w, store, content, &sync, &w->early_error);
     if (w->early != VLA_OK && w->together.world == 1) {
@@ -683,8 +683,8 @@ vla_status vla_checkpoint_save(vla_checkpoint_writer *w, const vla_store *store,
         return w->early;
     }
     atomic_store(&w->finished, false);
-    bool waits = sync && w->together.world == 1; /* of several ranks one may have nothing to write, and must not wait for the others */
-    waits |= sync && vlai_ckpt_share(store, w->together.rank) > 0;
+    /* A rank that has nothing to write need not wait for the others. */
+    bool waits = sync && (w->together.world == 1 || vlai_ckpt_share(store, w->together.rank) > 0);
     if (!waits && pthread_create(&w->thread, NULL, writer_thread, w) == 0) {
         w->busy = true;
         return VLA_OK;
