@@ -1,4 +1,5 @@
-/* Times the CUDA kernels at the sizes of a Wall-X step (batch 26, 260 tokens, two pictures of 18 x 18 patches each).
+/* Times the CUDA kernels at the sizes of a Wall-X step (batch 26, 260 tokens, rows rounded up to 64, two pictures of
+ * 18 x 18 patches each).
  *
  *     gpu_kernels [NAME...]        only the operations named
  *
@@ -288,7 +289,7 @@ static void attention(const char *note, int64_t n, int64_t length, int causal, i
     vlai_free(cols);
 }
 
-enum { TOKENS = 6760, EXPERT = 260, ROWS = TOKENS + EXPERT, WIDTH = 2048, GATES = 22016, PATCHES = 16848, VISION = 1280, VOCABULARY = 151936, LABELS = 400 };
+enum { TOKENS = 6784, EXPERT = 260, ROWS = TOKENS + EXPERT, WIDTH = 2048, GATES = 22016, PATCHES = 16848, VISION = 1280, VOCABULARY = 151936, LABELS = 400 };
 
 int main(int argc, char **argv)
 {
@@ -312,16 +313,16 @@ int main(int argc, char **argv)
     for (int i = 0; i < 3 * TOKENS; i++)
         positions[i] = i % 260;
 
-    RUN(add, "[6760,2048] bf16", IN(H(TOKENS, WIDTH), H(TOKENS, WIDTH)), OUT(H(TOKENS, WIDTH)));
-    RUN(mul, "[6760,22016] bf16", IN(H(TOKENS, GATES), H(TOKENS, GATES)), OUT(H(TOKENS, GATES)));
-    RUN(scale, "[6760,22016] bf16", IN(H(TOKENS, GATES)), OUT(H(TOKENS, GATES)));
-    RUN(cast, "[6760,2048] bf16 to fp32", IN(H(TOKENS, WIDTH)), OUT(F(TOKENS, WIDTH)));
+    RUN(add, "[6784,2048] bf16", IN(H(TOKENS, WIDTH), H(TOKENS, WIDTH)), OUT(H(TOKENS, WIDTH)));
+    RUN(mul, "[6784,22016] bf16", IN(H(TOKENS, GATES), H(TOKENS, GATES)), OUT(H(TOKENS, GATES)));
+    RUN(scale, "[6784,22016] bf16", IN(H(TOKENS, GATES)), OUT(H(TOKENS, GATES)));
+    RUN(cast, "[6784,2048] bf16 to fp32", IN(H(TOKENS, WIDTH)), OUT(F(TOKENS, WIDTH)));
     RUN(gelu, "[4212,5120] bf16", IN(H(4212, 5120)), OUT(H(4212, 5120)));
     RUN(gelu_grad, "[4212,5120] bf16", IN(H(4212, 5120), H(4212, 5120)), OUT(H(4212, 5120)));
-    RUN(swiglu, "[6760,22016] bf16", IN(H(TOKENS, GATES)), OUT(H(TOKENS, GATES / 2)));
-    RUN(swiglu_grad, "[6760,22016] bf16", IN(H(TOKENS, GATES / 2), H(TOKENS, GATES)), OUT(H(TOKENS, GATES)));
+    RUN(swiglu, "[6784,22016] bf16", IN(H(TOKENS, GATES)), OUT(H(TOKENS, GATES / 2)));
+    RUN(swiglu_grad, "[6784,22016] bf16", IN(H(TOKENS, GATES / 2), H(TOKENS, GATES)), OUT(H(TOKENS, GATES)));
     vlai_attrs twice = {.swiglu = {.again = 1}}, twice_summed = {.swiglu = {.again = 1, .sums = VLA_BF16}}, summed = {.swiglu = {.sums = VLA_BF16}};
-    RUN(swiglu_backward, "[6760,22016] bf16", .attrs = twice, IN(H(TOKENS, GATES / 2), H(TOKENS, GATES)), OUT(H(TOKENS, GATES), H(TOKENS, GATES / 2)));
+    RUN(swiglu_backward, "[6784,22016] bf16", .attrs = twice, IN(H(TOKENS, GATES / 2), H(TOKENS, GATES)), OUT(H(TOKENS, GATES), H(TOKENS, GATES / 2)));
     RUN(swiglu_backward, "[16848,6912] bf16", .attrs = twice, IN(H(PATCHES, 3456), H(PATCHES, 6912)), OUT(H(PATCHES, 6912), H(PATCHES, 3456)));
     RUN(swiglu_backward, "[16848,6912] and sums, bf16", .attrs = twice_summed, IN(H(PATCHES, 3456), H(PATCHES, 6912)), OUT(H(PATCHES, 6912), H(PATCHES, 3456), H(6912, 0)));
     RUN(swiglu_backward, "[16848,6912] sums, no h, bf16", .attrs = summed, IN(H(PATCHES, 3456), H(PATCHES, 6912)), OUT(H(PATCHES, 6912), H(6912, 0)));
@@ -331,31 +332,32 @@ int main(int argc, char **argv)
     RUN(swiglu, "[16848,6840] bf16", IN(H(PATCHES, 6840)), OUT(H(PATCHES, 3420)));
     RUN(swiglu_grad, "[16848,6840] bf16", IN(H(PATCHES, 3420), H(PATCHES, 6840)), OUT(H(PATCHES, 6840)));
     vlai_attrs norm = {.norm = {.eps = 1e-6, .dtype = VLA_BF16}};
-    RUN(rms_norm, "[6760,2048] bf16", .attrs = norm, IN(H(TOKENS, WIDTH), H(WIDTH, 0)), OUT(H(TOKENS, WIDTH), F(TOKENS, 0)));
+    RUN(rms_norm, "[6784,2048] bf16", .attrs = norm, IN(H(TOKENS, WIDTH), H(WIDTH, 0)), OUT(H(TOKENS, WIDTH), F(TOKENS, 0)));
+    RUN(rms_norm, "[6784,2048] bf16, fp32 w", .attrs = norm, IN(H(TOKENS, WIDTH), F(WIDTH, 0)), OUT(H(TOKENS, WIDTH), F(TOKENS, 0)));
     RUN(rms_norm, "[16848,1280] bf16", .attrs = norm, IN(H(PATCHES, VISION), H(VISION, 0)), OUT(H(PATCHES, VISION), F(PATCHES, 0)));
-    RUN(rms_norm_grad, "[6760,2048] bf16", .attrs = norm, IN(H(TOKENS, WIDTH), H(TOKENS, WIDTH), F(TOKENS, 0), H(WIDTH, 0)), OUT(H(TOKENS, WIDTH)));
+    RUN(rms_norm_grad, "[6784,2048] bf16", .attrs = norm, IN(H(TOKENS, WIDTH), H(TOKENS, WIDTH), F(TOKENS, 0), H(WIDTH, 0)), OUT(H(TOKENS, WIDTH)));
     RUN(rms_norm_grad, "[16848,1280] bf16", .attrs = norm, IN(H(PATCHES, VISION), H(PATCHES, VISION), F(PATCHES, 0), H(VISION, 0)), OUT(H(PATCHES, VISION)));
-    RUN(rms_norm_grad_weight, "[6760,2048] bf16", .attrs = norm, IN(H(TOKENS, WIDTH), H(TOKENS, WIDTH), F(TOKENS, 0)), OUT(H(WIDTH, 0)));
+    RUN(rms_norm_grad_weight, "[6784,2048] bf16", .attrs = norm, IN(H(TOKENS, WIDTH), H(TOKENS, WIDTH), F(TOKENS, 0)), OUT(H(WIDTH, 0)));
     RUN(rms_norm_grad_weight, "[16848,1280] bf16", .attrs = norm, IN(H(PATCHES, VISION), H(PATCHES, VISION), F(PATCHES, 0)), OUT(H(VISION, 0)));
     vlai_attrs again = {.norm = {.eps = 1e-6, .dtype = VLA_BF16, .again = 1}};
 #define NORM_BACKWARD(note, attrs_, rows, cols, weight, ...)                                                                                       \
     RUN(rms_norm_backward, note, .attrs = attrs_, IN(H(rows, cols), H(rows, cols), F(rows, 0), weight(cols, 0), H(rows, cols)), OUT(H(rows, cols), \
                                                                                                                                   weight(cols, 0), __VA_ARGS__))
-    NORM_BACKWARD("[6760,2048] and y, bf16, fp32 w", again, TOKENS, WIDTH, F, H(TOKENS, WIDTH));
+    NORM_BACKWARD("[6784,2048] and y, bf16, fp32 w", again, TOKENS, WIDTH, F, H(TOKENS, WIDTH));
     NORM_BACKWARD("[16848,1280] and y, bf16", again, PATCHES, VISION, H, H(PATCHES, VISION));
     vlai_attrs again_summed = {.norm = {.eps = 1e-6, .dtype = VLA_BF16, .sums = VLA_BF16, .again = 1}};
     NORM_BACKWARD("[16848,1280], y and sums, bf16", again_summed, PATCHES, VISION, H, H(PATCHES, VISION), H(VISION, 0));
     NORM_BACKWARD("[260,1024] and y, bf16, fp32 w", again, EXPERT, 1024, F, H(EXPERT, 1024));
-    RUN(rms_norm_backward, "[6760,2048] bf16, fp32 w", .attrs = norm, IN(H(TOKENS, WIDTH), H(TOKENS, WIDTH), F(TOKENS, 0), F(WIDTH, 0), H(TOKENS, WIDTH)),
+    RUN(rms_norm_backward, "[6784,2048] bf16, fp32 w", .attrs = norm, IN(H(TOKENS, WIDTH), H(TOKENS, WIDTH), F(TOKENS, 0), F(WIDTH, 0), H(TOKENS, WIDTH)),
         OUT(H(TOKENS, WIDTH), F(WIDTH, 0)));
     vlai_attrs bias = {.matmul = {.dtype = VLA_BF16}};
     RUN(col_sum, "[16848,3840] bf16", .attrs = bias, IN(H(PATCHES, 3840)), OUT(H(3840, 0)));
-    RUN(col_sum, "[6760,2560] bf16", .attrs = bias, IN(H(TOKENS, 2560)), OUT(H(2560, 0)));
-    RUN(row_sum, "[6760,2048] bf16", IN(H(TOKENS, WIDTH)), OUT(H(TOKENS, 0)));
+    RUN(col_sum, "[6784,2560] bf16", .attrs = bias, IN(H(TOKENS, 2560)), OUT(H(2560, 0)));
+    RUN(row_sum, "[6784,2048] bf16", IN(H(TOKENS, WIDTH)), OUT(H(TOKENS, 0)));
     vlai_attrs table = {.rope_table = {.base = 1e6, .half = 64, .axes = 3, .sections = {16, 24, 24}, .dtype = VLA_BF16}};
     vlai_attrs rope = {.rope = {.head_dim = 128}}, rope80 = {.rope = {.head_dim = 80}};
-    RUN(rope_table, "[6760,64] bf16", .attrs = table, IN(I(3, TOKENS, positions)), OUT(H(TOKENS, 64), H(TOKENS, 64)));
-    RUN(rope, "[6760,2048] bf16", .attrs = rope, IN(H(TOKENS, WIDTH), H(TOKENS, 64), H(TOKENS, 64)), OUT(H(TOKENS, WIDTH)));
+    RUN(rope_table, "[6784,64] bf16", .attrs = table, IN(I(3, TOKENS, positions)), OUT(H(TOKENS, 64), H(TOKENS, 64)));
+    RUN(rope, "[6784,2048] bf16", .attrs = rope, IN(H(TOKENS, WIDTH), H(TOKENS, 64), H(TOKENS, 64)), OUT(H(TOKENS, WIDTH)));
     RUN(rope, "[16848,1280] bf16, fp32 tables", .attrs = rope80, IN(H(PATCHES, VISION), F(PATCHES, 40), F(PATCHES, 40)), OUT(H(PATCHES, VISION)));
     int32_t *map = vlai_array(ROWS, sizeof *map), *at_a = vlai_array(TOKENS, sizeof *at_a), *at_b = vlai_array(EXPERT, sizeof *at_b);
     if (!map || !at_a || !at_b)
@@ -368,11 +370,11 @@ int main(int argc, char **argv)
         from[second]++;
     }
     vlai_attrs pack = {.rope = {.head_dim = 128, .heads = 18}}, pack80 = {.rope = {.head_dim = 80, .heads = 32}};
-    RUN(qkv_rope, "[6760+260,2560] bf16", .attrs = pack, IN(H(TOKENS, 2560), H(EXPERT, 2560), I(ROWS, 0, map), H(ROWS, 64), H(ROWS, 64)), OUT(H(ROWS, 2560)));
-    RUN(qkv_rope_grad, "[7020,2560] bf16", .attrs = pack, IN(H(ROWS, 2560), H(ROWS, 64), H(ROWS, 64), I(TOKENS, 0, at_a), I(EXPERT, 0, at_b)),
+    RUN(qkv_rope, "[6784+260,2560] bf16", .attrs = pack, IN(H(TOKENS, 2560), H(EXPERT, 2560), I(ROWS, 0, map), H(ROWS, 64), H(ROWS, 64)), OUT(H(ROWS, 2560)));
+    RUN(qkv_rope_grad, "[7044,2560] bf16", .attrs = pack, IN(H(ROWS, 2560), H(ROWS, 64), H(ROWS, 64), I(TOKENS, 0, at_a), I(EXPERT, 0, at_b)),
         OUT(H(TOKENS, 2560), H(EXPERT, 2560)));
     vlai_attrs pack_sums = {.rope = {.head_dim = 128, .heads = 18, .sums = {VLA_BF16, VLA_BF16}}}, pack80_sums = {.rope = {.head_dim = 80, .heads = 32, .sums = {VLA_BF16}}};
-    RUN(qkv_rope_grad, "[7020,2560] and sums, bf16", .attrs = pack_sums, IN(H(ROWS, 2560), H(ROWS, 64), H(ROWS, 64), I(TOKENS, 0, at_a), I(EXPERT, 0, at_b)),
+    RUN(qkv_rope_grad, "[7044,2560] and sums, bf16", .attrs = pack_sums, IN(H(ROWS, 2560), H(ROWS, 64), H(ROWS, 64), I(TOKENS, 0, at_a), I(EXPERT, 0, at_b)),
         OUT(H(TOKENS, 2560), H(EXPERT, 2560), H(2560, 0), H(2560, 0)));
     RUN(qkv_rope, "[16848,3840] bf16, in place", .attrs = pack80, .in_place = 1, .untouched = 2.0 * 2 * PATCHES * 1280,
         IN(H(PATCHES, 3840), {0}, {0}, F(PATCHES, 40), F(PATCHES, 40)), OUT(H(PATCHES, 3840)));
@@ -380,13 +382,13 @@ int main(int argc, char **argv)
         IN(H(PATCHES, 3840), F(PATCHES, 40), F(PATCHES, 40)), OUT(H(PATCHES, 3840)));
     RUN(qkv_rope_grad, "[16848,3840] and sums, in place", .attrs = pack80_sums, .in_place = 1, .untouched = 2.0 * PATCHES * 1280,
         IN(H(PATCHES, 3840), F(PATCHES, 40), F(PATCHES, 40)), OUT(H(PATCHES, 3840), H(3840, 0)));
-    RUN(gather_rows, "6760 of [7020,2048] bf16", .untouched = 2.0 * EXPERT * WIDTH, IN(H(ROWS, WIDTH), I(TOKENS, 0, at_a)), OUT(H(TOKENS, WIDTH)));
-    RUN(merge_rows, "[6760+260,2048] bf16", IN(H(TOKENS, WIDTH), H(EXPERT, WIDTH), I(ROWS, 0, map), I(TOKENS, 0, at_a), I(EXPERT, 0, at_b)), OUT(H(ROWS, WIDTH)));
+    RUN(gather_rows, "6784 of [7044,2048] bf16", .untouched = 2.0 * EXPERT * WIDTH, IN(H(ROWS, WIDTH), I(TOKENS, 0, at_a)), OUT(H(TOKENS, WIDTH)));
+    RUN(merge_rows, "[6784+260,2048] bf16", IN(H(TOKENS, WIDTH), H(EXPERT, WIDTH), I(ROWS, 0, map), I(TOKENS, 0, at_a), I(EXPERT, 0, at_b)), OUT(H(ROWS, WIDTH)));
     vlai_attrs qkv = {.split = {.n = 3, .widths = {2048, 256, 256}}}, thirds = {.split = {.n = 3, .widths = {1280, 1280, 1280}}};
-    RUN(split_cols, "[6760,2560] bf16", .attrs = qkv, IN(H(TOKENS, 2560)), OUT(H(TOKENS, 2048), H(TOKENS, 256), H(TOKENS, 256)));
+    RUN(split_cols, "[6784,2560] bf16", .attrs = qkv, IN(H(TOKENS, 2560)), OUT(H(TOKENS, 2048), H(TOKENS, 256), H(TOKENS, 256)));
     RUN(split_cols, "[16848,3840] bf16", .attrs = thirds, IN(H(PATCHES, 3840)), OUT(H(PATCHES, 1280), H(PATCHES, 1280), H(PATCHES, 1280)));
-    RUN(concat_cols, "[6760,2560] bf16", IN(H(TOKENS, 2048), H(TOKENS, 256), H(TOKENS, 256)), OUT(H(TOKENS, 2560)));
-    RUN(gather_rows, "[6760,2048] bf16", IN(H(TOKENS, WIDTH), I(TOKENS, 0, index)), OUT(H(TOKENS, WIDTH)));
+    RUN(concat_cols, "[6784,2560] bf16", IN(H(TOKENS, 2048), H(TOKENS, 256), H(TOKENS, 256)), OUT(H(TOKENS, 2560)));
+    RUN(gather_rows, "[6784,2048] bf16", IN(H(TOKENS, WIDTH), I(TOKENS, 0, index)), OUT(H(TOKENS, WIDTH)));
     int32_t *ids = vlai_array(TOKENS, sizeof *ids); /* 162 pictures' rows of each sample have none; 98 words, most in every sample */
     if (!ids)
         return 1;
@@ -394,7 +396,15 @@ int main(int argc, char **argv)
         ids[i] = i % 260 < 162 ? -1 : i % 260 < 250 ? i % 260 * 331 : i * 17;
     vlai_attrs embedding = {.rows = {.rows = VOCABULARY, .skip = -1, .dtype = VLA_BF16}};
     RUN(scatter_add_rows, "2548 into [151936,2048] bf16", .attrs = embedding, .untouched = 2.0 * (TOKENS - 2548) * WIDTH, IN(H(TOKENS, WIDTH), I(TOKENS, 0, ids)), OUT(H(VOCABULARY, WIDTH)));
-    RUN(put_rows, "4212 into [6760,2048] bf16", IN(H(TOKENS, WIDTH), I(4212, 0, index), H(4212, WIDTH)), OUT(H(TOKENS, WIDTH)));
+    vlai_attrs turned = {.rows = {.rows = 4212, .skip = -1, .dtype = VLA_BF16}};
+    int32_t *turn = vlai_array(4212, sizeof *turn); /* a permutation */
+    if (!turn)
+        return 1;
+    for (int i = 0; i < 4212; i++)
+        turn[i] = (int32_t)(i * 1201L % 4212);
+    RUN(scatter_add_rows, "4212 into [4212,5120] bf16", .attrs = turned, IN(H(4212, 5120), I(4212, 0, turn)), OUT(H(4212, 5120)));
+    RUN(scatter_add_rows, "4212 into [4212,2048] bf16", .attrs = turned, IN(H(4212, 2048), I(4212, 0, turn)), OUT(H(4212, 2048)));
+    RUN(put_rows, "4212 into [6784,2048] bf16", IN(H(TOKENS, WIDTH), I(4212, 0, index), H(4212, WIDTH)), OUT(H(TOKENS, WIDTH)));
     RUN(cross_entropy, "[400,151936] fp32", IN(F(LABELS, VOCABULARY), I(LABELS, 0, labels)), OUT(F(1, 0), F(LABELS, 0), F(1, 0)));
     RUN(cross_entropy_grad, "[400,151936] fp32", IN(F(1, 0), F(LABELS, VOCABULARY), I(LABELS, 0, labels), F(1, 0)), OUT(F(LABELS, VOCABULARY)));
     vlai_attrs adamw = {.adamw = {.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1}};

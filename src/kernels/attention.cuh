@@ -6,6 +6,7 @@
 #ifndef VLAI_ATTENTION_CUH
 #define VLAI_ATTENTION_CUH
 
+#include "kernels/async.cuh"
 #include "kernels/common.cuh"
 
 struct attention_shape {
@@ -36,12 +37,6 @@ struct attention_task {
     size_t workspace_bytes;
     const void *plan; /* cuDNN's, or NULL */
 };
-
-/* Lets a kernel have more shared memory than the 48 KB that need no asking. */
-template <class K> inline int allow_shared(K kernel, size_t bytes)
-{
-    return (int)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
-}
 
 /* Of 32 neighbouring queries: positions, and least and greatest ends of their spans of keys. Queries that see nothing, or
  * lie past the end, count for first_max and end_min alone, which they keep from claiming that all is visible. */
@@ -85,33 +80,6 @@ __device__ inline float exp2_fast(float x)
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
-}
-
-__device__ inline uint32_t shared_address(const void *p)
-{
-    return (uint32_t)__cvta_generic_to_shared(p);
-}
-
-/* Copies BYTES (4, 8 or 16) from global to shared memory in the background, or zeros when `there` is false. */
-template <int BYTES> __device__ inline void copy_async(void *to, const void *from, bool there)
-{
-    int size = there ? BYTES : 0;
-    if constexpr (BYTES == 16)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(size) : "memory");
-    else
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(to)), "l"(from), "n"(BYTES), "r"(size)
-                     : "memory");
-}
-
-__device__ inline void copy_commit()
-{
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-/* Until at most `PENDING` of this thread's groups are on their way. */
-template <int PENDING> __device__ inline void copy_wait()
-{
-    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
 /* Four 8x8 tiles of bf16 from shared memory; lane l gives the address of row l % 8 of tile l / 8. */

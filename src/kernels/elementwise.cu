@@ -6,12 +6,15 @@
  *     swiglu_backward: the same, and h [N, I] = swiglu(x), and the column sums [2I] of dx
  *
  * Each element is read and written once: (operands + 1) x n x size bytes; SwiGLU 3 I, 5 I and 6 I elements a row. A block takes
- * UNROLL x 256 packs of 8 neighbouring elements, all loads before the first use. Expected: 0.9 of copy bandwidth.
+ * UNROLL x 256 packs of 8 neighbouring elements, all loads before the first use; swiglu one pack of each half a thread, whose loads
+ * more threads keep under way: 105 us where two packs a thread took 110 ([6784,22016] on an H200). Measured there: 1.2 of the
+ * bandwidth of a copy as long, for SwiGLU and its gradients at the sizes of a step.
  * A result may lie over an operand: a thread reads its own elements before it writes there.
  *
- * With column sums (widths that are multiples of 8) a block goes down a part of the rows in a strip of 256 columns of gate and
- * the same of up; its 8 warps take every eighth row, the next one under way, a lane 8 neighbouring columns of each, whose sums
- * stay in its registers. As many blocks as are resident at once; their partial sums stay in L2. Expected: as without. */
+ * With column sums (widths that are multiples of 8) a block takes a strip of 256 columns of gate and the same of up, and its 8
+ * warps 8 rows at a time; the blocks of a strip go down the rows together, so that all that is under way lies close. The next row
+ * is loaded ahead; a lane has 8 neighbouring columns of each half, whose sums stay in its registers. As many blocks as are resident
+ * at once; their partial sums stay in L2. Measured: 186 us at [16848,6912], 169 without sums. */
 #include "kernels/columns.cuh"
 
 namespace {
@@ -180,39 +183,29 @@ int move(const vlai_cuda_call *call)
     return unary(call, same_op{});
 }
 
-/* A thread takes UNROLL times V neighbouring columns of a row, all loads before the first use. */
+/* A thread takes V neighbouring columns of a row. */
 template <class X, class Y, int V>
 __global__ void __launch_bounds__(THREADS) swiglu_kernel(const X *x, Y *y, int64_t packs, int64_t width)
 {
     constexpr bool FAST = std::is_same_v<X, bf16>;
-    int64_t first = (int64_t)blockIdx.x * (UNROLL * THREADS) + threadIdx.x;
-    pack<X, V> pg[UNROLL], pu[UNROLL];
+    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (i >= packs)
+        return;
+    int64_t at = i * V + divide(i, width / V) * width; /* of gate, in x */
+    pack<X, V> pg, pu;
+    pg.load(x + at);
+    pu.load(x + at + width);
+    float gate[V], up[V];
+    pg.get(gate);
+    pu.get(up);
 #pragma unroll
-    for (int u = 0; u < UNROLL; u++) {
-        int64_t i = first + u * THREADS;
-        if (i < packs) {
-            int64_t at = i * V + divide(i, width / V) * width; /* of gate, in x */
-            pg[u].load(x + at);
-            pu[u].load(x + at + width);
-        }
+    for (int k = 0; k < V; k++) {
+        float silu = silu_op<FAST>{}(gate[k]);
+        gate[k] = (FAST ? round_bf16(silu) : silu) * up[k];
     }
-#pragma unroll
-    for (int u = 0; u < UNROLL; u++) {
-        int64_t i = first + u * THREADS;
-        if (i >= packs)
-            break;
-        float gate[V], up[V];
-        pg[u].get(gate);
-        pu[u].get(up);
-#pragma unroll
-        for (int k = 0; k < V; k++) {
-            float silu = silu_op<FAST>{}(gate[k]);
-            gate[k] = (FAST ? round_bf16(silu) : silu) * up[k];
-        }
-        pack<Y, V> py;
-        py.set(gate);
-        py.store(y + i * V);
-    }
+    pack<Y, V> py;
+    py.set(gate);
+    py.store(y + i * V);
 }
 
 /* d, gate, up -> h, dgate, dup, in their places. */
@@ -228,7 +221,8 @@ template <bool FAST, int V> __device__ inline void swiglu_back(float (&d)[V], fl
     }
 }
 
-/* h: none for swiglu_grad. dx may lie over x. */
+/* A thread takes UNROLL times V neighbouring columns of a row, all loads before the first use. h: none for swiglu_grad. dx may
+ * lie over x. */
 template <class D, class X, int V>
 __global__ void __launch_bounds__(THREADS) swiglu_grad_kernel(const D *dy, const X *x, X *dx, X *h, int64_t packs, int64_t width)
 {
@@ -270,9 +264,10 @@ __global__ void __launch_bounds__(THREADS) swiglu_grad_kernel(const D *dy, const
 
 enum { WARPS = THREADS / WARP, STRIP = WARP * PACK, RESIDENT = 3 * 132 };
 
-/* Strips of columns, and parts of the rows: as many blocks as are resident, three on each of 132 multiprocessors. */
+/* Strips of columns, and blocks that share the rows of each: as many in all as are resident, three on each of 132
+ * multiprocessors. */
 struct strips {
-    int64_t n, chunks, rows; /* rows of a chunk */
+    int64_t n, blocks;
 };
 
 strips strips_of(int64_t rows, int64_t width)
@@ -280,27 +275,25 @@ strips strips_of(int64_t rows, int64_t width)
     strips s;
     s.n = (width + STRIP - 1) / STRIP;
     int64_t most = (rows + 4 * WARPS - 1) / (4 * WARPS), wanted = s.n && RESIDENT > s.n ? RESIDENT / s.n : 1;
-    s.chunks = wanted < most ? wanted : most;
-    s.rows = s.chunks ? (rows + s.chunks - 1) / s.chunks : 0;
-    s.chunks = s.rows ? (rows + s.rows - 1) / s.rows : 0;
+    s.blocks = wanted < most ? wanted : most;
     return s;
 }
 
-/* partial [chunks, 2 width]. h may be NULL; dx may lie over x. */
+/* partial [blocks, 2 width]. h may be NULL; dx may lie over x. */
 template <class X>
 __global__ void __launch_bounds__(THREADS, sizeof(X) == 2 ? 3 : 2)
-    swiglu_sums_kernel(const X *dy, const X *x, X *dx, X *h, float *partial, int64_t rows, int64_t width, int64_t chunk)
+    swiglu_sums_kernel(const X *dy, const X *x, X *dx, X *h, float *partial, int64_t rows, int64_t width)
 {
     __shared__ float sums[WARPS][2 * STRIP];
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     int64_t col = (int64_t)blockIdx.x * STRIP + lane * PACK;
-    int64_t first = blockIdx.y * chunk, end = first + chunk < rows ? first + chunk : rows, row = first + warp;
+    int64_t row = (int64_t)blockIdx.y * WARPS + warp, step = (int64_t)gridDim.y * WARPS;
     float gates[PACK] = {0}, ups[PACK] = {0};
     struct {
         pack<X, PACK> d, gate, up;
     } now, next;
     auto load = [&](auto &p, int64_t at) {
-        if (at < end) {
+        if (at < rows) {
             p.d.load(dy + at * width + col);
             p.gate.load(x + at * 2 * width + col);
             p.up.load(x + at * 2 * width + width + col);
@@ -308,8 +301,8 @@ __global__ void __launch_bounds__(THREADS, sizeof(X) == 2 ? 3 : 2)
     };
     if (col < width) {
         load(now, row);
-        for (; row < end; row += WARPS) {
-            load(next, row + WARPS);
+        for (; row < rows; row += step) {
+            load(next, row + step);
             float d[PACK], gate[PACK], up[PACK];
             now.d.get(d);
             now.gate.get(gate);
@@ -441,8 +434,7 @@ extern "C" int vlai_cuda_swiglu(const vlai_cuda_call *call)
         return with_width(width, aligned(x.data) && aligned(y.data), [&](auto v) {
             constexpr int V = decltype(v)::value;
             int64_t packs = y.elements / V;
-            swiglu_kernel<X, Y, V><<<blocks_for(packs, UNROLL * THREADS), THREADS, 0, stream_of(call)>>>((const X *)x.data, (Y *)y.data,
-                                                                                               packs, width);
+            swiglu_kernel<X, Y, V><<<blocks_for(packs, THREADS), THREADS, 0, stream_of(call)>>>((const X *)x.data, (Y *)y.data, packs, width);
             return launched();
         });
     });
@@ -475,7 +467,7 @@ extern "C" size_t vlai_cuda_workspace_swiglu_backward(const vla_graph *g, const 
     if (node->attrs.swiglu.sums == VLA_DTYPE_NONE)
         return 0;
     size_t apart = column_workspace(x.shape[0], cols_of(x));
-    size_t fused = round_256((size_t)strips_of(x.shape[0], cols_of(x) / 2).chunks * (size_t)cols_of(x) * sizeof(float));
+    size_t fused = round_256((size_t)strips_of(x.shape[0], cols_of(x) / 2).blocks * (size_t)cols_of(x) * sizeof(float));
     return apart > fused ? apart : fused;
 }
 
@@ -495,11 +487,11 @@ extern "C" int vlai_cuda_swiglu_backward(const vlai_cuda_call *call)
     float *partial = (float *)call->workspace;
     int status = with_type(x.dtype, [&](auto tx) {
         using X = typename decltype(tx)::is;
-        swiglu_sums_kernel<X><<<dim3((unsigned)s.n, (unsigned)s.chunks), THREADS, 0, stream_of(call)>>>(
-            (const X *)dy.data, (const X *)x.data, (X *)dx.data, (X *)h.data, partial, rows, width, s.rows);
+        swiglu_sums_kernel<X><<<dim3((unsigned)s.n, (unsigned)s.blocks), THREADS, 0, stream_of(call)>>>(
+            (const X *)dy.data, (const X *)x.data, (X *)dx.data, (X *)h.data, partial, rows, width);
         return launched();
     });
-    return status ? status : column_total(call, sums, partial, s.chunks, 2 * width);
+    return status ? status : column_total(call, sums, partial, s.blocks, 2 * width);
 }
 
 extern "C" int vlai_cuda_fill(const vlai_cuda_call *call)

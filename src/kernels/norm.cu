@@ -8,10 +8,15 @@
  * Rows of up to 2048 columns (a multiple of 8): a warp per row, the row kept in registers as it is stored, so x (and dy)
  * are read once: 2 N C and 3 N C elements of traffic. Other rows: a block per row, which reads the row again, from cache.
  *
- * rms_norm_backward, up to 4096 columns: a thread owns 8 neighbouring columns and goes down the rows of its block, two at a
- * time while the next two are on their way; sums of dw and of dx stay in its registers until the rows are done. 4 N C elements
- * (5 with y), and the partial sums [blocks, C] of each in fp32, written and read once, from L2. Blocks follow from the shape alone.
- * Expected: 0.9 of copy bandwidth at C = 1280 and 2048. dx may lie over dy or add: a row is read before it is written. */
+ * rms_norm_backward, up to 4096 columns (fp32 up to 2048, others apart): a thread owns 8 neighbouring columns of the rows of its
+ * block, B, B + blocks, ..., one or two a turn; those of the next turns are on their way to shared memory, where they cost no
+ * registers. Sums of dw and of dx stay in registers until the rows are done. 4 N C elements (5 with y), and the partial sums
+ * [blocks, C] of each in fp32, written and read once, from L2. Blocks follow from the shape alone. dx may lie over dy or add: a
+ * thread has its part of a row before it writes there, and the rows ahead are others.
+ *
+ * Measured on an H200 (bf16; replayed): forward 18 us at [6784,2048] and 24 us at [16848,1280], 1.05 and 1.2 of a copy as long;
+ * backward with y 40 us (45 when rows were loaded ahead to registers) and 63 us (67), with sums too 64 us (61): 1.1 of a copy as long. */
+#include "kernels/async.cuh"
 #include "kernels/columns.cuh"
 
 namespace {
@@ -258,126 +263,135 @@ template <class F> bool with_packs(int64_t cols, bool vector, F f)
 
 /* --- everything of the backward in one pass --- */
 
-enum { PAIR = 2, MOST_THREADS = 512, FUSED_COLS = MOST_THREADS * LANE, MULTIPROCESSORS = 132 };
+/* 512 threads on a multiprocessor, of up to 128 registers each. RING_BYTES: what a block of any GPU from 8.0 on may have. */
+enum { MOST_THREADS = 512, FUSED_COLS = MOST_THREADS * LANE, MULTIPROCESSORS = 132, RING_BYTES = 96 << 10 };
 
-/* The rows of a block, and how many blocks: as many as are resident at once, 512 threads on each of 132 multiprocessors (up
- * to 128 registers each), so that none begins late. */
-struct row_blocks {
-    int threads;
-    int64_t blocks, rows;
-};
-
-row_blocks row_blocks_of(int64_t rows, int64_t cols)
+/* The sums of `mine[k]` over the block, in `all`: warps first. `part` is written anew a turn later, behind another barrier. */
+template <int N> __device__ inline void block_sums(float (&mine)[N], float (*part)[WARP], float (&all)[N])
 {
-    row_blocks b;
-    b.threads = (int)((cols / LANE + WARP - 1) / WARP * WARP);
-    int64_t most = (rows + PAIR - 1) / PAIR, wanted = MULTIPROCESSORS * (MOST_THREADS / (b.threads ? b.threads : 1));
-    b.blocks = wanted < most ? wanted : most;
-    b.rows = b.blocks ? (rows + b.blocks - 1) / b.blocks : 0;
-    b.blocks = b.rows ? (rows + b.rows - 1) / b.rows : 0;
-    return b;
-}
-
-/* A pair of rows as one thread sees it. */
-template <class D, class X> struct row_pair {
-    pack<D, LANE> dy[PAIR];
-    pack<X, LANE> x[PAIR], add[PAIR];
-    float rstd[PAIR];
-};
-
-template <class D, class X>
-__device__ inline void load_pair(row_pair<D, X> &p, const D *dy, const X *x, const float *rstd, const X *add, int64_t row, int64_t end,
-                                 int64_t cols, bool mine)
-{
+    int warps = blockDim.x / WARP, warp = threadIdx.x / WARP;
 #pragma unroll
-    for (int k = 0; k < PAIR; k++)
-        if (row + k < end && mine) {
-            p.dy[k].load(dy + k * cols);
-            p.x[k].load(x + k * cols);
-            if (add)
-                p.add[k].load(add + k * cols);
-            p.rstd[k] = rstd[row + k];
-        }
+    for (int k = 0; k < N; k++)
+        mine[k] = warp_sum(mine[k]);
+    if (threadIdx.x % WARP == 0)
+#pragma unroll
+        for (int k = 0; k < N; k++)
+            part[k][warp] = mine[k];
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < N; k++)
+        all[k] = 0;
+    for (int w = 0; w < warps; w++)
+#pragma unroll
+        for (int k = 0; k < N; k++)
+            all[k] += part[k][w];
 }
 
 /* partial [blocks, C]: the sums of dw over a block's rows; `sums` those of dx if SUMS. partial, y: NULL when not wanted. */
-template <class D, class X, class W, bool SUMS>
+template <class D, class X, class W, bool SUMS, int TURN, int STAGES>
 __global__ void __launch_bounds__(MOST_THREADS)
     norm_backward_kernel(const D *dy, const X *x, const float *rstd, const W *w, const X *add, X *dx, X *y, float *partial, float *sums,
-                         int64_t rows, int64_t cols, int64_t block_rows)
+                         int64_t rows, int64_t cols)
 {
-    __shared__ float dots[2][PAIR][WARP];
-    int col = threadIdx.x * LANE, warps = blockDim.x / WARP, warp = threadIdx.x / WARP, turn = 0;
+    enum { WD = pack<D, LANE>::WORDS, WX = pack<X, LANE>::WORDS, EACH = WD + 2 * WX };
+    extern __shared__ uint4 ring_words[];
+    __shared__ float part[2][TURN][WARP];
+    word_ring<TURN * EACH, STAGES> ring(ring_words);
+    int64_t col = threadIdx.x * LANE, first = blockIdx.x, step = gridDim.x;
     bool mine = col < cols;
-    int64_t row = blockIdx.x * block_rows, end = row + block_rows < rows ? row + block_rows : rows;
-    int64_t at = row * cols + col;
-    float weight[LANE], dw[LANE] = {0}, sum_dx[SUMS ? LANE : 1] = {0};
+    float weight[LANE], dw[LANE] = {0}, sum_dx[SUMS ? LANE : 1] = {0}, root[TURN], next_root[TURN];
 #pragma unroll
     for (int i = 0; i < LANE; i++)
         weight[i] = 1;
+    auto ask = [&](int stage, int64_t row) {
+#pragma unroll
+        for (int k = 0; k < TURN; k++)
+            if (mine && row + k * step < rows) {
+                int64_t at = (row + k * step) * cols + col;
+                ring.ask(stage, k * EACH, dy + at);
+                ring.ask(stage, k * EACH + WD, x + at);
+                if (add)
+                    ring.ask(stage, k * EACH + WD + WX, add + at);
+            }
+        copy_commit();
+    };
+    auto load_roots = [&](float (&to)[TURN], int64_t row) {
+#pragma unroll
+        for (int k = 0; k < TURN; k++)
+            to[k] = row + k * step < rows ? rstd[row + k * step] : 0.0f;
+    };
+#pragma unroll
+    for (int s = 0; s < STAGES - 1; s++)
+        ask(s, first + s * TURN * step);
+    load_roots(root, first);
     if (w && mine) {
         pack<W, LANE> pw;
         pw.load(w + col);
         pw.get(weight);
     }
-    row_pair<D, X> now, next;
-    load_pair(now, dy + at, x + at, rstd, add ? add + at : nullptr, row, end, cols, mine);
-    for (; row < end; row += PAIR) {
-        at = row * cols + col;
-        int64_t ahead = at + PAIR * cols;
-        load_pair(next, dy + ahead, x + ahead, rstd, add ? add + ahead : nullptr, row + PAIR, end, cols, mine);
+    int stage = 0, turn = 0;
+    for (int64_t row = first; row < rows; row += TURN * step) {
+        pack<D, LANE> pd[TURN];
+        pack<X, LANE> px[TURN], pa[TURN];
+        float sum[TURN], total[TURN];
+        load_roots(next_root, row + TURN * step);
+        copy_wait<STAGES - 2>();
 #pragma unroll
-        for (int k = 0; k < PAIR; k++) {
-            float sum = 0;
-            if (row + k < end && mine) {
-                float vx[LANE], vd[LANE];
-                now.x[k].get(vx);
-                now.dy[k].get(vd);
+        for (int k = 0; k < TURN; k++) {
+            sum[k] = 0;
+            if (mine && row + k * step < rows) {
+                float vd[LANE], vx[LANE];
+                ring.take(stage, k * EACH, pd[k]);
+                ring.take(stage, k * EACH + WD, px[k]);
+                if (add)
+                    ring.take(stage, k * EACH + WD + WX, pa[k]);
+                pd[k].get(vd);
+                px[k].get(vx);
 #pragma unroll
                 for (int i = 0; i < LANE; i++)
-                    sum += weight[i] * vd[i] * vx[i];
+                    sum[k] += weight[i] * vd[i] * vx[i];
             }
-            sum = warp_sum(sum);
-            if (threadIdx.x % WARP == 0)
-                dots[turn][k][warp] = sum;
         }
-        __syncthreads(); /* the other half of `dots` is written next, so that one barrier a turn is enough */
+        ask(stage ? stage - 1 : STAGES - 1, row + (STAGES - 1) * TURN * step);
+        block_sums<TURN>(sum, part[turn], total);
 #pragma unroll
-        for (int k = 0; k < PAIR; k++)
-            if (row + k < end && mine) {
-                float mean = 0, vx[LANE], vd[LANE], va[LANE] = {0}, r = now.rstd[k];
-                for (int i = 0; i < warps; i++)
-                    mean += dots[turn][k][i];
-                float b = r * r * r * (mean / (float)cols);
-                now.x[k].get(vx);
-                now.dy[k].get(vd);
-                if (add)
-                    now.add[k].get(va);
-                if (y) {
-                    pack<X, LANE> py;
-                    float vy[LANE];
+        for (int k = 0; k < TURN; k++) {
+            int64_t at = (row + k * step) * cols + col;
+            if (!mine || row + k * step >= rows)
+                break;
+            float vx[LANE], vd[LANE], va[LANE] = {0}, b = root[k] * root[k] * root[k] * (total[k] / (float)cols);
+            px[k].get(vx);
+            pd[k].get(vd);
+            if (add)
+                pa[k].get(va);
+            if (y) {
+                pack<X, LANE> py;
+                float vy[LANE];
 #pragma unroll
-                    for (int i = 0; i < LANE; i++)
-                        vy[i] = vx[i] * r * weight[i];
-                    py.set(vy);
-                    py.store(y + at + k * cols);
-                }
-#pragma unroll
-                for (int i = 0; i < LANE; i++) {
-                    dw[i] += vd[i] * (vx[i] * r);
-                    vx[i] = r * (weight[i] * vd[i]) - vx[i] * b + va[i];
-                }
-                now.x[k].set(vx);
-                now.x[k].store(dx + at + k * cols);
-                if constexpr (SUMS) {
-                    now.x[k].get(vx); /* as it is stored */
-#pragma unroll
-                    for (int i = 0; i < LANE; i++)
-                        sum_dx[i] += vx[i];
-                }
+                for (int i = 0; i < LANE; i++)
+                    vy[i] = vx[i] * root[k] * weight[i];
+                py.set(vy);
+                py.store(y + at);
             }
+#pragma unroll
+            for (int i = 0; i < LANE; i++) {
+                dw[i] += vd[i] * (vx[i] * root[k]);
+                vx[i] = root[k] * (weight[i] * vd[i]) - vx[i] * b + va[i];
+            }
+            px[k].set(vx);
+            px[k].store(dx + at);
+            if constexpr (SUMS) {
+                px[k].get(vx); /* as it is stored */
+#pragma unroll
+                for (int i = 0; i < LANE; i++)
+                    sum_dx[i] += vx[i];
+            }
+        }
+#pragma unroll
+        for (int k = 0; k < TURN; k++)
+            root[k] = next_root[k];
         turn ^= 1;
-        now = next;
+        stage = stage + 1 < STAGES ? stage + 1 : 0;
     }
     pack<float, LANE> total;
     if (partial && mine) {
@@ -389,6 +403,33 @@ __global__ void __launch_bounds__(MOST_THREADS)
             total.set(sum_dx);
             total.store(sums + blockIdx.x * cols + col);
         }
+}
+
+/* Threads of a block: LANE columns each. */
+int row_threads(int64_t cols)
+{
+    return (int)((cols + WARP_COLS - 1) / WARP_COLS * WARP);
+}
+
+/* As many blocks as are resident at once, so that none begins late; at least two rows each, since each adds a row of partial sums. */
+int64_t row_blocks(int64_t rows, int64_t cols)
+{
+    int64_t most = (rows + 1) / 2, wanted = cols > 0 ? MULTIPROCESSORS * (MOST_THREADS / row_threads(cols)) : 0;
+    return wanted < most ? wanted : most;
+}
+
+/* f(rows a turn, turns in shared memory) for the depth that was fastest; false where shared memory holds no two turns. */
+template <class D, class X, class F> bool with_depth(int64_t cols, F f)
+{
+    using std::integral_constant;
+    size_t each = sizeof(uint4) * (pack<D, LANE>::WORDS + 2 * pack<X, LANE>::WORDS) * row_threads(cols);
+    if constexpr (sizeof(D) + sizeof(X) == 4) {
+        if (cols <= 1536)
+            return f(integral_constant<int, 1>{}, integral_constant<int, 5>{}, 5 * each), true;
+        if (6 * each <= RING_BYTES)
+            return f(integral_constant<int, 2>{}, integral_constant<int, 3>{}, 6 * each), true;
+    }
+    return 4 * each <= RING_BYTES && (f(integral_constant<int, 2>{}, integral_constant<int, 2>{}, 4 * each), true);
 }
 
 } // namespace
@@ -513,42 +554,58 @@ static int norm_again(const vlai_cuda_call *call, const vlai_cuda_tensor &y)
 extern "C" size_t vlai_cuda_workspace_rms_norm_backward(const vla_graph *g, const vlai_node *node)
 {
     const vlai_value_info &x = operand_of(g, node, 1);
-    size_t apart = column_workspace(x.shape[0], cols_of(x));
-    size_t both = node->attrs.norm.sums == VLA_DTYPE_NONE ? 1 : 2;
-    size_t fused = round_256(both * (size_t)row_blocks_of(x.shape[0], cols_of(x)).blocks * (size_t)cols_of(x) * sizeof(float));
+    int64_t rows = x.shape[0], cols = cols_of(x);
+    size_t apart = column_workspace(rows, cols), both = node->attrs.norm.sums == VLA_DTYPE_NONE ? 1 : 2;
+    size_t fused = cols > FUSED_COLS ? 0 : round_256(both * (size_t)(row_blocks(rows, cols) * cols) * sizeof(float));
     return apart > fused ? apart : fused;
+}
+
+/* Where rows do not suit the fused kernel. The weight's gradient first: dx may lie over dy. */
+static int norm_backward_apart(const vlai_cuda_call *call, const vlai_cuda_tensor &dw, const vlai_cuda_tensor &y)
+{
+    int status = norm_weight(call, dw);
+    if (!status && y.data && call->in[1].elements)
+        status = norm_again(call, y);
+    if (!status)
+        status = vlai_cuda_rms_norm_grad(call);
+    return status ? status : sums_apart(call);
 }
 
 extern "C" int vlai_cuda_rms_norm_backward(const vlai_cuda_call *call)
 {
     const vlai_cuda_tensor &dy = call->in[0], &x = call->in[1], &w = call->in[3], &add = call->in[4], &dx = call->out[0];
     const vlai_cuda_tensor dw = plain_result(call, 1), y = plain_result(call, 2), sums = sums_result(call, 0);
-    int64_t rows = rows_of(x), cols = cols_of(x);
-    bool fused = dx.data && x.elements && cols % LANE == 0 && cols <= FUSED_COLS && aligned(dy.data) && aligned(x.data) && aligned(w.data) &&
-                 aligned(add.data) && aligned(dx.data) && aligned(y.data);
-    if (!fused) { /* the weight's gradient first: dx may lie over dy */
-        int status = norm_weight(call, dw);
-        if (!status && y.data && x.elements)
-            status = norm_again(call, y);
-        if (!status)
-            status = vlai_cuda_rms_norm_grad(call);
-        return status ? status : sums_apart(call);
-    }
+    int64_t rows = rows_of(x), cols = cols_of(x), blocks = row_blocks(rows, cols);
+    if (!dx.data || !x.elements || cols % LANE || cols > FUSED_COLS || !aligned(dy.data) || !aligned(x.data) || !aligned(w.data) ||
+        !aligned(add.data) || !aligned(dx.data) || !aligned(y.data))
+        return norm_backward_apart(call, dw, y);
     if (dx.dtype != x.dtype || (add.data && add.dtype != x.dtype) || (y.data && y.dtype != x.dtype))
         return (int)cudaErrorInvalidValue;
-    row_blocks b = row_blocks_of(rows, cols);
-    float *partial = (float *)call->workspace, *partial_sums = partial + (dw.data ? b.blocks * cols : 0);
+    float *partial = (float *)call->workspace, *partial_sums = partial + (dw.data ? blocks * cols : 0);
+    bool fused = false;
     int status = with_types(dy.dtype, x.dtype, w.data ? w.dtype : x.dtype, [&](auto td, auto tx, auto tw) {
         using D = typename decltype(td)::is;
         using X = typename decltype(tx)::is;
         using W = typename decltype(tw)::is;
-        auto launch = [&](auto with_sums) {
-            norm_backward_kernel<D, X, W, decltype(with_sums)::value><<<(unsigned)b.blocks, b.threads, 0, stream_of(call)>>>(
-                (const D *)dy.data, (const X *)x.data, (const float *)call->in[2].data, (const W *)w.data, (const X *)add.data,
-                (X *)dx.data, (X *)y.data, dw.data ? partial : nullptr, partial_sums, rows, cols, b.rows);
-            return launched();
-        };
-        return sums.data ? launch(std::true_type{}) : launch(std::false_type{});
+        int code = 0;
+        fused = with_depth<D, X>(cols, [&](auto turn, auto stages, size_t bytes) {
+            auto launch = [&](auto with_sums) {
+                auto kernel = norm_backward_kernel<D, X, W, decltype(with_sums)::value, decltype(turn)::value, decltype(stages)::value>;
+                if ((code = allow_ring(kernel, bytes)))
+                    return;
+                kernel<<<(unsigned)blocks, row_threads(cols), bytes, stream_of(call)>>>(
+                    (const D *)dy.data, (const X *)x.data, (const float *)call->in[2].data, (const W *)w.data, (const X *)add.data,
+                    (X *)dx.data, (X *)y.data, dw.data ? partial : nullptr, partial_sums, rows, cols);
+                code = launched();
+            };
+            if (sums.data)
+                launch(std::true_type{});
+            else
+                launch(std::false_type{});
+        });
+        return code;
     });
-    return status ? status : column_total_2(call, dw, partial, b.blocks, sums, partial_sums, b.blocks, cols);
+    if (!fused)
+        return status ? status : norm_backward_apart(call, dw, y);
+    return status ? status : column_total_2(call, dw, partial, blocks, sums, partial_sums, blocks, cols);
 }

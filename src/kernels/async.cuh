@@ -1,0 +1,71 @@
+/* Copies from global to shared memory that run while the threads compute. A thread waits for its own; what others copied it
+ * sees behind a barrier that follows their wait. */
+#ifndef VLAI_ASYNC_CUH
+#define VLAI_ASYNC_CUH
+
+#include "kernels/common.cuh"
+
+/* Lets a kernel have more shared memory than the 48 KB that need no asking. */
+template <class K> inline int allow_shared(K kernel, size_t bytes)
+{
+    return (int)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+}
+
+__device__ inline uint32_t shared_address(const void *p)
+{
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+/* Copies BYTES (4, 8 or 16) from global to shared memory in the background, or zeros when `there` is false. */
+template <int BYTES> __device__ inline void copy_async(void *to, const void *from, bool there)
+{
+    int size = there ? BYTES : 0;
+    if constexpr (BYTES == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(size) : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(to)), "l"(from), "n"(BYTES), "r"(size)
+                     : "memory");
+}
+
+__device__ inline void copy_commit()
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+/* Until at most `PENDING` of this thread's groups are on their way. */
+template <int PENDING> __device__ inline void copy_wait()
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+/* Words of 16 bytes on their way to the thread that will use them: STAGES turns of WORDS each, in the block's dynamic shared
+ * memory. A turn is asked for STAGES - 1 turns before its use, and costs no registers till then. */
+template <int WORDS, int STAGES> struct word_ring {
+    uint4 *mine;
+    int stride;
+
+    __device__ word_ring(uint4 *shared) : mine(shared + threadIdx.x), stride((int)blockDim.x) {}
+    __device__ uint4 *slot(int stage, int word) const { return mine + (stage * WORDS + word) * stride; }
+    /* 8 elements that begin at word `word` of a turn: asked for, and taken. */
+    template <class T> __device__ void ask(int stage, int word, const T *from) const
+    {
+#pragma unroll
+        for (int i = 0; i < pack<T, 8>::WORDS; i++)
+            copy_async<16>(slot(stage, word + i), reinterpret_cast<const uint4 *>(from) + i, true);
+    }
+    template <class T> __device__ void take(int stage, int word, pack<T, 8> &to) const
+    {
+#pragma unroll
+        for (int i = 0; i < pack<T, 8>::WORDS; i++)
+            to.w[i] = *slot(stage, word + i);
+    }
+};
+
+/* Lets a kernel have this much dynamic shared memory, and as many blocks of it as fit. */
+template <class K> inline int allow_ring(K kernel, size_t bytes)
+{
+    int status = (int)cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
+    return status ? status : allow_shared(kernel, bytes);
+}
+
+#endif
