@@ -57,15 +57,38 @@ static bool same_kind(const vla_graph *g, const vlai_node *a, const vlai_node *b
     return true;
 }
 
+static double tensor_bytes(const vlai_cuda_tensor *t)
+{
+    return t->data ? (double)t->elements * (double)vla_dtype_size(t->dtype) : 0;
+}
+
+/* Bytes of operands and result that a launch leaves alone: rows that are not picked; and where qkv_rope and its gradient work in
+ * place, columns that are not rotated, which are read for the sums alone. */
+static double left_alone(const vlai_cuda_call *call)
+{
+    double in = tensor_bytes(&call->in[0]), out = tensor_bytes(&call->out[0]);
+    switch (call->node->op) {
+    case VLAI_OP_gather_rows:
+    case VLAI_OP_slice_rows: return in > out ? in - out : 0;
+    case VLAI_OP_qkv_rope:
+    case VLAI_OP_qkv_rope_grad: {
+        double rotated = (double)call->node->attrs.rope.heads * call->node->attrs.rope.head_dim / (double)call->in[0].shape[1];
+        bool summed = call->node->op == VLAI_OP_qkv_rope_grad && vlai_sums_at(call->node, 0) >= 0;
+        return call->out[0].data == call->in[0].data ? (summed ? 1 : 2) * out * (1 - rotated) : 0;
+    }
+    default: return 0;
+    }
+}
+
+/* Operands and results, each once. */
 static double call_bytes(const vlai_cuda_call *call)
 {
-    double sum = 0;
-    for (int i = 0; i < call->node->n_inputs + call->node->n_outputs; i++) {
-        const vlai_cuda_tensor *t = i < call->node->n_inputs ? &call->in[i] : &call->out[i - call->node->n_inputs];
-        double times = i < call->node->n_inputs && vlai_ops[call->node->op].writes >> i & 1 ? 2 : 1;
-        if (t->data)
-            sum += times * (double)t->elements * (double)vla_dtype_size(t->dtype);
-    }
+    const vlai_node *node = call->node;
+    double sum = -left_alone(call);
+    for (int i = 0; i < node->n_inputs; i++)
+        sum += tensor_bytes(&call->in[i]) * (vlai_ops[node->op].writes >> i & 1 ? 2 : 1);
+    for (int i = 0; i < node->n_outputs; i++)
+        sum += tensor_bytes(&call->out[i]);
     return sum;
 }
 
@@ -158,6 +181,87 @@ static vla_status products(const vla_run *run, const marks *m, double *seconds, 
     return VLA_OK;
 }
 
+enum { REPEATED = 8, ALGORITHMS = 32, COPIES = 20 };
+
+/* Ten times what the L2 cache holds. */
+static const size_t copy_bytes = (size_t)512 << 20;
+
+/* Kinds of which a step has many calls, one call behind the other in the order of the step: memory is met as cold as it is there,
+ * and nothing but the launches is timed. Values do not matter, so that operations may run out of their place; those that update
+ * in place are left out, and so are those whose time depends on values. */
+static vla_status in_a_row(const vla_run *run, const marks *m, int repeats, vlai_profile *out, vla_error *err)
+{
+    const vlai_cuda_run *r = run->state;
+    const vlai_cuda_device *d = run->executor->state;
+    for (size_t k = 0; k < out->n_rows; k++) {
+        vlai_profile_row *row = &out->rows[k];
+        vlai_op op = row->node->op;
+        float ms = 0;
+        if (row->calls < REPEATED || vlai_ops[op].writes || vlai_op_is_collective(op) || op == VLAI_OP_matmul ||
+            !strncmp(vlai_ops[op].name, "attention", 9) || vlai_cuda_workspaces[op](run->plan->graph, row->node) > d->scratch_bytes[0])
+            continue;
+        int code = vlai_device_event_record(m->events[0], d->lanes[0]);
+        for (size_t i = 0; !code && i < r->n_launches; i++)
+            if (r->launches[i].count == 1 && same_kind(run->plan->graph, row->node, r->calls[r->launches[i].first].node)) {
+                vlai_cuda_call call = r->calls[r->launches[i].first];
+                call.stream = d->lanes[0];
+                call.workspace = d->scratch[0];
+                code = vlai_cuda_launchers[op](&call);
+            }
+        if (code || (code = vlai_device_event_record(m->events[1], d->lanes[0])) || (code = vlai_device_event_elapsed(m->events[0], m->events[1], &ms)))
+            return vlai_cuda_failed(err, code, vlai_ops[op].name);
+        row->in_a_row += ms * 1e-3 / repeats;
+    }
+    return VLA_OK;
+}
+
+/* Copies of the length of each kind's launches, going round memory that the L2 does not hold. */
+static vla_status copies(const vla_run *run, const marks *m, vlai_profile *out, vla_error *err)
+{
+    const vlai_cuda_device *d = run->executor->state;
+    void *memory = NULL;
+    int code = vlai_device_alloc(copy_bytes, &memory);
+    for (size_t k = 0; !code && k < out->n_rows; k++) {
+        vlai_profile_row *row = &out->rows[k];
+        double each = row->bytes / (double)row->calls / 2;
+        size_t half = each < (double)copy_bytes / 2 ? (size_t)each / 256 * 256 + 256 : copy_bytes / 2, places = copy_bytes / (2 * half);
+        float ms = 0;
+        for (int i = -2; !code && i < COPIES; i++) {
+            char *from = (char *)memory + (size_t)(i + 2) % places * 2 * half;
+            if (i == 0)
+                code = vlai_device_event_record(m->events[0], d->lanes[0]);
+            if (!code)
+                code = vlai_device_copy(from + half, from, half, d->lanes[0]);
+        }
+        if (!code)
+            code = vlai_device_event_record(m->events[1], d->lanes[0]);
+        if (!code && !(code = vlai_device_event_elapsed(m->events[0], m->events[1], &ms)))
+            row->copy_seconds = (double)ms * 1e-3 / COPIES * (row->bytes / (2 * (double)half));
+    }
+    vlai_device_free(memory);
+    return code ? vlai_cuda_failed(err, code, "copies within the device") : VLA_OK;
+}
+
+/* The algorithms of the products that count, timed once more beside the others. */
+static vla_status compare(const vla_run *run, vlai_profile *out, vla_error *err)
+{
+    const vlai_cuda_run *r = run->state;
+    for (size_t k = 0; k < out->n_rows; k++) {
+        vlai_profile_row *row = &out->rows[k];
+        float taken, fastest;
+        if (row->node->op != VLAI_OP_matmul || row->seconds < 0.002 * out->total)
+            continue;
+        size_t i = 0;
+        while (r->calls[r->launches[i].first].node != row->node)
+            i++;
+        int code = vlai_cuda_matmul_compare(&r->calls[r->launches[i].first], ALGORITHMS, &taken, &fastest);
+        if (code)
+            return vlai_cuda_failed(err, code, "matmul");
+        row->of_fastest = fastest / taken;
+    }
+    return VLA_OK;
+}
+
 static vla_status whole(vla_run *run, const marks *m, double *seconds, vla_error *err)
 {
     const vlai_cuda_device *d = run->executor->state;
@@ -192,6 +296,8 @@ vla_status vlai_cuda_profile(vla_run *run, int repeats, vlai_profile *out, vla_e
             status = products(run, &m, &alone[i], err);
         if (status == VLA_OK)
             status = one_by_one(run, &m, repeats, out, err);
+        if (status == VLA_OK)
+            status = in_a_row(run, &m, repeats, out, err);
     }
     if (status == VLA_OK) {
         qsort(out->rows, out->n_rows, sizeof *out->rows, slowest_first);
@@ -199,9 +305,12 @@ vla_status vlai_cuda_profile(vla_run *run, int repeats, vlai_profile *out, vla_e
         qsort(alone, (size_t)repeats, sizeof *alone, by_value);
         out->total = times[repeats / 2];
         out->matmul_alone = alone[repeats / 2];
-    } else {
-        vlai_profile_fini(out);
+        status = copies(run, &m, out, err);
     }
+    if (status == VLA_OK)
+        status = compare(run, out, err);
+    if (status != VLA_OK)
+        vlai_profile_fini(out);
     marks_fini(&m);
     vlai_free(times);
     return status;

@@ -21,7 +21,8 @@
 
 enum {
     SMALL_RESULT = 256 << 10, /* bytes up to which a named result is fetched after every execution */
-    SEARCHED = 16,            /* algorithms timed per product */
+    SEARCHED = 32,            /* algorithms timed per product */
+    SEARCH = 2,               /* counts ways of choosing among them: what another has left on disk is not taken */
     PATH = 4096
 };
 
@@ -37,7 +38,7 @@ vla_status vlai_cuda_failed(vla_error *err, int code, const char *what)
 static bool choices_path(const vlai_cuda_device *d, char *path, size_t size)
 {
     char name[sizeof d->info.name + 64];
-    snprintf(name, sizeof name, "gemm-%s-%zu.txt", d->info.name, vlai_cublaslt_version());
+    snprintf(name, sizeof name, "gemm-%s-%zu-%d.txt", d->info.name, vlai_cublaslt_version(), SEARCH);
     for (char *c = name; *c; c++)
         if (*c == ' ' || *c == '/')
             *c = '-';

@@ -59,6 +59,9 @@ vla_status vlai_cuda_chain_prepare(const vlai_cuda_context *context, vlai_cuda_c
 void vlai_cuda_chain_release(vlai_cuda_call *call);
 vla_status vlai_cuda_matmul_prepare(const vlai_cuda_context *context, vlai_cuda_call *call, vla_error *err);
 void vlai_cuda_matmul_release(vlai_cuda_call *call);
+/* Median milliseconds of the product's algorithm and of the fastest of up to `most`, timed in turns on the operands; a result is
+ * lost, and the device is waited for. Without column sums, where a kernel of ours makes those. */
+int vlai_cuda_matmul_compare(const vlai_cuda_call *call, int most, float *taken, float *fastest);
 vla_status vlai_cuda_attention_prepare(const vlai_cuda_context *context, vlai_cuda_call *call, vla_error *err);
 void vlai_cuda_attention_release(vlai_cuda_call *call);
 

@@ -160,6 +160,14 @@ int vlai_cuda_matmul(const vlai_cuda_call *call)
     return p->apart ? vlai_cuda_col_sum(&p->sums) : 0;
 }
 
+int vlai_cuda_matmul_compare(const vlai_cuda_call *call, int most, float *taken, float *fastest)
+{
+    const prepared *p = call->plan;
+    vlai_gemm_operands o = operands_of(call);
+    int code = vlai_cublaslt_compare(p->apart ? p->apart : p->gemm, &o, most, call->workspace, call->stream, taken, fastest);
+    return code ? 100000 + code : 0;
+}
+
 size_t vlai_cuda_workspace_matmul(const vla_graph *g, const vlai_node *node)
 {
     vlai_node sums = {.op = VLAI_OP_col_sum, .n_inputs = 1, .n_outputs = 1, .inputs = {node->inputs[0]}, .outputs = {node->outputs[0]}};

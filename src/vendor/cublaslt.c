@@ -6,10 +6,11 @@
 #include <cublasLt.h>
 #include <string.h>
 
-enum { MOST = 32, ROUNDS = 3, FINALISTS = 4 };
+enum { MOST = 32, ROUNDS = 3, FINALISTS = 6 };
 
-/* Products of LARGE_MS and more are compared over LONG_MS a turn, others over SHORT_MS. */
-static const float LARGE_MS = 0.07f, LONG_MS = 25, SHORT_MS = 1;
+/* All algorithms run for FIRST_MS; then, of products of LARGE_MS and more, the finalists for LONG_MS a turn, of others for
+ * SHORT_MS. */
+static const float FIRST_MS = 2, LARGE_MS = 0.07f, LONG_MS = 20, SHORT_MS = 1;
 
 struct vlai_gemm {
     cublasLtHandle_t handle;
@@ -189,34 +190,52 @@ static float sustained(const timing *t, const cublasLtMatmulHeuristicResult_t *r
     return ms / (float)launches;
 }
 
-/* One launch each; then the fastest few in turns, each for a while. In a training step a GPU runs at its power limit, where the
- * algorithm that needs the least energy wins, which a single launch on a card with power to spare does not show: large products
- * are therefore run long enough for the clock to settle (it follows within tens of milliseconds). -1: none runs. */
-static int best_of(const timing *t, const cublasLtMatmulHeuristicResult_t *found, int count, float *ms)
+/* A few launches each; then the fastest in turns, each for a while. In a training step a GPU runs at its power limit, where the
+ * algorithm that needs the least energy wins, which a launch on a card with power to spare does not show: large products are
+ * therefore run long enough for the clock to settle (it follows within tens of milliseconds), and single launches choose nothing.
+ * `known` (-1: none) is among the last in any case, and its time goes to known_ms. -1: none runs. */
+static int best_of(const timing *t, const cublasLtMatmulHeuristicResult_t *found, int count, int known, float *ms, float *known_ms)
 {
-    int order[MOST], running = 0, winner = -1;
-    float first[MOST], rounds[FINALISTS][ROUNDS];
+    int order[MOST + 1], running = 0, winner = -1;
+    float first[MOST + 1], rounds[FINALISTS + 1][ROUNDS];
     for (int i = 0; i < count; i++) {
         if (found[i].state != CUBLAS_STATUS_SUCCESS || once(t, &found[i]) < 0) /* the first launch loads the kernel */
             continue;
-        first[i] = once(t, &found[i]);
+        first[i] = sustained(t, &found[i], once(t, &found[i]), FIRST_MS);
+        if (first[i] <= 0)
+            continue;
         int at = running++;
         for (; at > 0 && first[i] < first[order[at - 1]]; at--)
             order[at] = order[at - 1];
         order[at] = i;
     }
     int finalists = running < FINALISTS ? running : FINALISTS;
+    for (int i = finalists; i < running; i++)
+        if (order[i] == known)
+            order[finalists++] = known;
     float wanted = finalists > 1 && first[order[0]] >= LARGE_MS ? LONG_MS : SHORT_MS;
     for (int r = 0; r < ROUNDS; r++)
         for (int f = 0; f < finalists; f++)
             rounds[f][r] = sustained(t, &found[order[f]], first[order[f]], wanted);
     for (int f = 0; f < finalists; f++) {
         float m = median(rounds[f], ROUNDS);
+        if (order[f] == known)
+            *known_ms = m;
         if (m > 0 && (winner < 0 || m < *ms)) {
             winner = order[f];
             *ms = m;
         }
     }
+    return winner;
+}
+
+static int timed(timing *t, const cublasLtMatmulHeuristicResult_t *found, int count, int known, float *ms, float *known_ms)
+{
+    int winner = -1;
+    if (!vlai_device_event_create(&t->start) && !vlai_device_event_create(&t->end))
+        winner = best_of(t, found, count, known, ms, known_ms);
+    vlai_device_event_destroy(t->start);
+    vlai_device_event_destroy(t->end);
     return winner;
 }
 
@@ -233,10 +252,7 @@ int vlai_cublaslt_search(vlai_gemm *g, const vlai_gemm_operands *o, int most, vo
     cublasStatus_t code = candidates(g, most < MOST ? most : MOST, found, &count);
     if (code != CUBLAS_STATUS_SUCCESS)
         return (int)code;
-    if (!vlai_device_event_create(&t.start) && !vlai_device_event_create(&t.end))
-        winner = best_of(&t, found, count, &ms);
-    vlai_device_event_destroy(t.start);
-    vlai_device_event_destroy(t.end);
+    winner = timed(&t, found, count, -1, &ms, NULL);
     if (winner < 0)
         return (int)CUBLAS_STATUS_EXECUTION_FAILED;
     g->algorithm = found[winner].algo;
@@ -244,6 +260,24 @@ int vlai_cublaslt_search(vlai_gemm *g, const vlai_gemm_operands *o, int most, vo
     if (milliseconds)
         *milliseconds = ms;
     return 0;
+}
+
+int vlai_cublaslt_compare(const vlai_gemm *g, const vlai_gemm_operands *o, int most, void *workspace, void *stream, float *taken, float *fastest)
+{
+    cublasLtMatmulHeuristicResult_t found[MOST + 1];
+    timing t = {.g = g, .o = o, .workspace = workspace, .stream = stream};
+    int count = 0, known = 0;
+    *taken = *fastest = 0;
+    if (g->empty)
+        return 0;
+    cublasStatus_t code = candidates(g, most < MOST ? most : MOST, found, &count);
+    if (code != CUBLAS_STATUS_SUCCESS)
+        return (int)code;
+    while (known < count && memcmp(&found[known].algo, &g->algorithm, sizeof g->algorithm))
+        known++;
+    if (known == count)
+        found[count++] = (cublasLtMatmulHeuristicResult_t){.algo = g->algorithm, .workspaceSize = g->workspace, .state = CUBLAS_STATUS_SUCCESS};
+    return timed(&t, found, count, known, fastest, taken) < 0 || *taken <= 0 ? (int)CUBLAS_STATUS_EXECUTION_FAILED : 0;
 }
 
 void vlai_cublaslt_choice_get(const vlai_gemm *g, vlai_gemm_choice *out)

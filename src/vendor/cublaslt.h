@@ -45,6 +45,10 @@ int vlai_cublaslt_run(const vlai_gemm *gemm, const vlai_gemm_operands *operands,
  * times) and takes the fastest. milliseconds (may be NULL): its median time. Waits for the device. */
 int vlai_cublaslt_search(vlai_gemm *gemm, const vlai_gemm_operands *operands, int most, void *workspace, void *stream,
                          float *milliseconds);
+/* Times the algorithm that is taken against those that a search would compare it with, in turns: median milliseconds of it, and
+ * of the fastest, which may be itself. Contents of c are lost. Waits for the device. */
+int vlai_cublaslt_compare(const vlai_gemm *gemm, const vlai_gemm_operands *operands, int most, void *workspace, void *stream,
+                          float *taken, float *fastest);
 void vlai_cublaslt_choice_get(const vlai_gemm *gemm, vlai_gemm_choice *out);
 /* Takes a choice made earlier for this shape; status when this library does not accept it. */
 int vlai_cublaslt_choice_set(vlai_gemm *gemm, const vlai_gemm_choice *choice);
