@@ -40,6 +40,7 @@ static const char help[] =
     "                            where that is among them, and a model for 8, 16 and 64 GPUs. Collectives are timed within the step\n"
     "                            (what it takes beside the same step without them) and by themselves; --threads: of each rank\n"
     "  --against FILE            the row of 1 is read from there (what --out wrote), for ranks that another launcher starts\n"
+    "  --accumulate N            steps of N micro-batches per rank, all with numbers of their own: N ranks with 1 have those of 1 with N\n"
     "  --first-choice            matrix products by the library's first algorithm, not by the fastest of several\n"
     "  --profile                 time by operation and by kind of launch, with shares of the measured peaks\n"
     "  --loader                  instead: samples/s that the configuration's loader reads from its data set\n"
@@ -319,7 +320,7 @@ vla_status bench_lists_read(const request *r, const vlai_config *train, const ch
 vla_status bench_set_up(const request *r, const vlai_config *train, bench_setup *s, vla_error *err)
 {
     *s = (bench_setup){.train = train, .threads = (int)r->threads, .steps = r->steps, .limit = (size_t)(r->limit * 1e9), .recompute = -1, .profile = r->profile,
-                       .first_choice = r->first_choice};
+                       .first_choice = r->first_choice, .accumulate = r->accumulate};
     VLA_TRY(vlai_wallx_config_load(train->model.config_path, &s->model, err));
     VLA_TRY(vlai_wallx_config_update(&s->model, train, false, err));
     if (r->vocab)
@@ -375,7 +376,7 @@ int command_bench(int argc, char **argv)
         {"--memory-limit", ARG_REAL, &r.limit}, {"--steps", ARG_COUNT, &r.steps}, {"--text-tokens", ARG_INT, &r.text}, {"--side", ARG_COUNT, &r.side},
         {"--pictures", ARG_COUNT, &r.pictures}, {"--vocab", ARG_COUNT, &r.vocab}, {"--threads", ARG_COUNT, &r.threads}, {"--profile", ARG_FLAG, &r.profile},
         {"--loader", ARG_FLAG, &r.loader}, {"--seconds", ARG_REAL, &r.seconds}, {"--json", ARG_FLAG, &r.json}, {"--out", ARG_TEXT, &r.out},
-        {"--nproc", ARG_TEXT, &r.nproc}, {"--against", ARG_TEXT, &r.against}, {"--first-choice", ARG_FLAG, &r.first_choice}, {"--row", ARG_INT, &r.row}};
+        {"--nproc", ARG_TEXT, &r.nproc}, {"--against", ARG_TEXT, &r.against}, {"--first-choice", ARG_FLAG, &r.first_choice}, {"--accumulate", ARG_COUNT, &r.accumulate}, {"--row", ARG_INT, &r.row}};
     static together ranks;
     static args a; /* too large for a stack frame */
     ranks = (together){.name = "bench"};
@@ -394,6 +395,10 @@ int command_bench(int argc, char **argv)
     }
     if (together_read(&ranks, &err) != VLA_OK)
         return command_fail("bench", &err);
+    if (r.accumulate && !r.nproc && r.row < 0 && ranks.ranks.world == 1) {
+        fputs("vla bench: --accumulate goes with --nproc\n  hint: --nproc 1 measures one rank\n", stderr);
+        return EXIT_USAGE;
+    }
     if ((r.nproc || r.row >= 0 || ranks.ranks.world > 1) && (r.switches || r.loader || (r.nproc && r.row < 0 && ranks.ranks.world > 1))) {
         fputs(r.switches || r.loader ? "vla bench: several ranks measure all switches, or none with --plain: without --switches and --loader\n"
                                      : "vla bench: --nproc starts ranks, and this is one of several ranks already\n", stderr);

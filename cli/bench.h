@@ -26,7 +26,7 @@ static const int bench_loss_at[BENCH_LOSSES] = {1, 5, 10, 20, 29}; /* iterations
 
 /* What was asked for. */
 typedef struct bench_request {
-    int64_t batch, steps, text, side, pictures, threads, vocab;
+    int64_t batch, steps, text, side, pictures, threads, vocab, accumulate;
     int64_t row; /* of a rank that --nproc has started: the descriptor that its row goes to; else -1 */
     bool profile, json, switches, plain, loader, first_choice;
     double limit, seconds;
@@ -44,7 +44,8 @@ typedef struct bench_setup {
     int recompute;    /* vla_recompute; -1: with `alloc` the least that fits, else none */
     bool profile;
     bool first_choice; /* products by the library's first algorithm, not by the fastest of several */
-    together *ranks;   /* NULL: one rank, and no group */
+    int64_t accumulate; /* micro-batches of a step of one rank, with other numbers each; 0: one, the same on all ranks */
+    together *ranks;    /* NULL: one rank, and no group */
 } bench_setup;
 
 typedef struct bench_row {

@@ -10,7 +10,8 @@
 /* Without `compile` gradients go to the store and a second plan steps them, as the trainer does it. */
 typedef struct bench_engine {
     vlai_wallx_config model;
-    vlai_wallx_workload work;
+    vlai_wallx_workload work, *more; /* more: micro-batches of the step behind the first */
+    int64_t n_more;
     vla_store *store;
     vla_executor *executor;
     vlai_comm *comm; /* NULL: one rank */

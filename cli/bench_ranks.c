@@ -114,15 +114,39 @@ static void put_all(json_t *row, const own *all, int world)
     set(row, "collective_bytes", bytes);
 }
 
+/* Of a step: the mean over the ranks' micro-batches. */
+static vla_status mean_losses(const bench_setup *s, bench_row *row, vla_error *err)
+{
+    size_t steps = (size_t)s->steps, world = (size_t)s->ranks->ranks.world;
+    double *all = s->ranks->ranks.rank == 0 ? vlai_array(world * steps, sizeof *all) : NULL;
+    if (s->ranks->ranks.rank == 0 && !all)
+        return vlai_nomem(err, world * steps * sizeof *all);
+    vla_status status = vlai_group_gather(s->ranks->group, "losses", row->losses, steps * sizeof *all, all, err);
+    for (size_t i = 0; all && status == VLA_OK && i < steps; i++) {
+        double sum = 0;
+        for (size_t r = 0; r < world; r++)
+            sum += all[r * steps + i];
+        row->losses[i] = sum / (double)world;
+        for (int k = 0; k < BENCH_LOSSES; k++)
+            if (bench_loss_at[k] == (int64_t)i)
+                row->loss[k] = row->losses[i];
+    }
+    vlai_free(all);
+    return status;
+}
+
 /* The row as rank 0 tells it; nothing in the others. */
-static vla_status tell_row(const bench_setup *s, const bench_row *row, const vlai_device_facts *facts, json_t **out, vla_error *err)
+static vla_status tell_row(const bench_setup *s, bench_row *row, const vlai_device_facts *facts, json_t **out, vla_error *err)
 {
     int world = s->ranks->ranks.world, rank = s->ranks->ranks.rank;
+    int64_t samples = row->batch * world * (s->accumulate > 1 ? s->accumulate : 1);
     own mine = own_of(row), *all = vlai_calloc((size_t)world, sizeof *all);
     *out = NULL;
     if (!all)
         return vlai_nomem(err, (size_t)world * sizeof *all);
     vla_status status = vlai_group_gather(s->ranks->group, "a row", &mine, sizeof mine, rank == 0 ? all : NULL, err);
+    if (status == VLA_OK && !row->out_of_memory)
+        status = mean_losses(s, row, err);
     if (status == VLA_OK && rank == 0) {
         json_t *o = *out = bench_row_json(row, facts);
         if (!o)
@@ -130,9 +154,9 @@ static vla_status tell_row(const bench_setup *s, const bench_row *row, const vla
         json_object_set_new(o, "kind", json_string("ranks"));
         json_object_set_new(o, "ranks", json_integer(world));
         json_object_set_new(o, "machines", json_integer(s->ranks->ranks.nodes));
-        json_object_set_new(o, "global_batch", json_integer((json_int_t)(row->batch * world)));
+        json_object_set_new(o, "global_batch", json_integer((json_int_t)samples));
         if (o && !row->out_of_memory) {
-            set(o, "samples_per_s", (double)(row->batch * world) / row->step);
+            set(o, "samples_per_s", (double)samples / row->step);
             set(o, "bucket_mb", (double)bench_bucket_bytes(s->train, &row->switches) * 1e-6);
             put_all(o, all, world);
             json_t *losses = json_array();
@@ -151,7 +175,7 @@ static vla_status measure(const bench_request *r, bench_setup *s, vla_numerics n
     vla_status status = bench_measure(s, &row, err);
     if (status == VLA_OK)
         status = tell_row(s, &row, facts, out, err);
-    if (status == VLA_OK && s->ranks->ranks.world == 1 && !row.out_of_memory) {
+    if (status == VLA_OK && s->ranks->ranks.world == 1 && !row.out_of_memory && s->accumulate < 2) {
         json_t *scaling = bench_scaling_json(s, &row, err);
         status = scaling ? VLA_OK : err->status;
         json_object_set_new(*out, "scaling", scaling);
@@ -216,7 +240,7 @@ static vla_status rank_rows(const bench_request *r, bench_setup *s, const bench_
 static vla_status agree(const bench_request *r, const bench_lists *l, together *t, vla_error *err)
 {
     vlai_text text = {0};
-    vlai_text_printf(&text, "steps: %lld, text %lld, side %lld, pictures %lld, vocabulary %lld, plain %d, recompute %s\n", (long long)r->steps, (long long)r->text,
+    vlai_text_printf(&text, "steps: %lld of %lld, text %lld, side %lld, pictures %lld, vocabulary %lld, plain %d, recompute %s\n", (long long)r->steps, (long long)r->accumulate, (long long)r->text,
                      (long long)r->side, (long long)r->pictures, (long long)r->vocab, r->plain, r->recompute ? r->recompute : "auto");
     for (int i = 0; i < l->batch_count; i++)
         vlai_text_printf(&text, "batch: %lld\n", (long long)l->batches[i]);
@@ -239,7 +263,7 @@ static vla_status as_rank(bench_request *r, const vlai_config *train, const char
     VLA_TRY(bench_set_up(r, train, &setup, err));
     setup.device = device;
     setup.ranks = t;
-    setup.profile = setup.profile || t->ranks.world == 1; /* the model is made of it */
+    setup.profile = setup.profile || (t->ranks.world == 1 && r->accumulate < 2); /* the model is made of it */
     if (t->group)
         VLA_TRY(agree(r, &lists, t, err));
     return rank_rows(r, &setup, &lists, out, err);

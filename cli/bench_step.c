@@ -32,6 +32,9 @@ static void engine_destroy(engine *e)
     vlai_comm_close(e->comm);
     vla_executor_destroy(e->executor);
     vlai_wallx_workload_fini(&e->work);
+    for (int64_t i = 0; i < e->n_more; i++)
+        vlai_wallx_workload_fini(&e->more[i]);
+    vlai_free(e->more);
     vlai_free(e->gradients);
     vlai_free(e);
 }
@@ -73,6 +76,12 @@ static vla_status share_out(const bench_setup *s, const bench_row *row, engine *
     return vla_store_shard(e->store, &share, err);
 }
 
+/* A step of several micro-batches has its gradients in the store, as has one without `compile`. */
+static bool in_parts(const bench_setup *s, const bench_row *row)
+{
+    return s->accumulate > 1 || !row->switches.compile;
+}
+
 static int group_of(const char *name, void *config)
 {
     return vlai_settings_group(name, config);
@@ -93,7 +102,7 @@ static vla_status make_store(const bench_setup *s, bench_row *row, engine *e, vl
         return vlai_nomem(err, vla_store_count(e->store) * sizeof *e->gradients);
     if (s->ranks && s->ranks->group)
         VLA_TRY(share_out(s, row, e, err));
-    vla_store_use use = row->switches.compile ? VLA_STORE_STEP : VLA_STORE_TRAIN;
+    vla_store_use use = !in_parts(s, row) ? VLA_STORE_STEP : s->accumulate > 1 ? VLA_STORE_ACCUMULATE : VLA_STORE_TRAIN;
     VLA_TRY(vla_store_allocate_on(e->store, e->executor, row->numerics, use, 0, err));
     VLA_TRY(vlai_wallx_random_weights(e->store, err));
     row->weights_seconds = vlai_now() - start;
@@ -120,11 +129,11 @@ static vla_status make_plans(const bench_setup *s, const bench_row *row, vla_rec
     o.keep = keep;
     vla_adamw_options adamw = vlai_settings_adamw(s->train);
     memset(e->gradients, 0, vla_store_count(e->store) * sizeof *e->gradients);
-    if (row->switches.compile) {
+    if (!in_parts(s, row)) {
         VLA_TRY(vlai_wallx_plan_step(&e->model, &e->work.shape, e->store, &adamw, &o, e->gradients, &e->plan, err));
     } else {
         vla_graph *update;
-        VLA_TRY(vlai_wallx_plan_training(&e->model, &e->work.shape, e->store, false, &o, e->gradients, &e->plan, err));
+        VLA_TRY(vlai_wallx_plan_training(&e->model, &e->work.shape, e->store, s->accumulate > 1 ? s->accumulate : 1, &o, e->gradients, &e->plan, err));
         VLA_TRY(vla_graph_adamw(e->store, e->gradients, &adamw, &update, err));
         VLA_TRY(vla_plan_build(update, &o, &e->update_plan, err));
     }
@@ -166,13 +175,30 @@ static vla_status make_runs(const bench_setup *s, bench_row *row, vla_recompute 
     return VLA_OK;
 }
 
+/* Micro-batch k of a step is the same on any number of ranks: rank r of N has those of k = a N + r. */
+static vla_status make_work(const bench_setup *s, const bench_row *row, engine *e, vla_error *err)
+{
+    vlai_wallx_workload_options work = s->work;
+    int world = s->ranks ? s->ranks->ranks.world : 1, rank = s->ranks ? s->ranks->ranks.rank : 0;
+    work.samples = row->batch;
+    work.number = s->accumulate > 0 ? rank : 0;
+    VLA_TRY(vlai_wallx_workload_init(&s->model, &work, &e->work, err));
+    if (s->accumulate < 2)
+        return VLA_OK;
+    if (!(e->more = vlai_calloc((size_t)s->accumulate - 1, sizeof *e->more)))
+        return vlai_nomem(err, (size_t)s->accumulate * sizeof *e->more);
+    for (; e->n_more < s->accumulate - 1; e->n_more++) {
+        work.number += world;
+        VLA_TRY(vlai_wallx_workload_init(&s->model, &work, &e->more[e->n_more], err));
+    }
+    return VLA_OK;
+}
+
 /* With `alloc`, and no level asked for, cheap recompute, less where there is room and more where that does not fit: as vla
  * train does. */
 static vla_status make_engine(const bench_setup *s, bench_row *row, engine *e, vla_error *err)
 {
-    vlai_wallx_workload_options work = s->work;
-    work.samples = row->batch;
-    VLA_TRY(vlai_wallx_workload_init(&s->model, &work, &e->work, err));
+    VLA_TRY(make_work(s, row, e, err));
     VLA_TRY(make_store(s, row, e, err));
     bool alloc = row->switches.alloc;
     int first = s->recompute >= 0 ? s->recompute : alloc ? VLA_RECOMPUTE_CHEAP : VLA_RECOMPUTE_NONE;
@@ -199,19 +225,25 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static vla_status fill(const bench_setup *s, const engine *e, vla_error *err)
+static vla_status fill(const bench_setup *s, const engine *e, int64_t micro, vla_error *err)
 {
-    return vlai_wallx_fill(&s->model, &e->work.tokens, &e->work.shape, &e->work.batch, find, e->run, err);
+    const vlai_wallx_workload *w = micro ? &e->more[micro - 1] : &e->work;
+    return vlai_wallx_fill(&s->model, &w->tokens, &e->work.shape, &w->batch, find, e->run, err);
 }
 
-static void note(bench_row *row, const engine *e, int64_t step)
+static double loss_of(const engine *e)
+{
+    return (double)*(const float *)vla_run_data(e->run, "loss");
+}
+
+static void note(bench_row *row, const engine *e, int64_t step, double loss)
 {
     if (!row)
         return;
-    row->losses[step] = (double)*(const float *)vla_run_data(e->run, "loss");
+    row->losses[step] = loss;
     for (int i = 0; i < BENCH_LOSSES; i++)
         if (bench_loss_at[i] == step)
-            row->loss[i] = (double)*(const float *)vla_run_data(e->run, "loss");
+            row->loss[i] = loss;
     row->grad_norm = *(const double *)vla_run_data(e->update ? e->update : e->run, "clip");
 }
 
@@ -246,20 +278,27 @@ static vla_status run_in_turn(const bench_setup *s, engine *e, int64_t first, in
     for (int64_t step = 0; step < count; step++) {
         if (step == count / 2)
             count_from_here(row, e);
-        if (step == 0 || !e->device)
-            VLA_TRY(fill(s, e, err));
+        if (step == 0 || !e->device || e->n_more)
+            VLA_TRY(fill(s, e, 0, err));
         if (!e->update)
             vlai_settings_hyper(s->train, first + step, first + step, vla_run_data(e->run, "hyper"));
         tell(s, first + step);
-        double start = vlai_now();
-        VLA_TRY(vla_run_execute(e->run, err));
+        double start = vlai_now(), loss = 0;
+        if (e->n_more)
+            vla_store_zero_gradients(e->store);
+        for (int64_t micro = 0; micro <= e->n_more; micro++) {
+            if (micro)
+                VLA_TRY(fill(s, e, micro, err));
+            VLA_TRY(vla_run_execute(e->run, err));
+            loss += loss_of(e) / (double)(e->n_more + 1);
+        }
         if (e->update) { /* the CPU's inputs stand in the arena, which both plans share */
             vlai_settings_hyper(s->train, first + step, first + step, vla_run_data(e->update, "hyper"));
             *(float *)vla_run_data(e->update, "guard") = 0;
             VLA_TRY(vla_run_execute(e->update, err));
         }
         times[step] = vlai_now() - start;
-        note(row, e, step);
+        note(row, e, step, loss);
     }
     count_to_here(row, e);
     return VLA_OK;
@@ -277,7 +316,7 @@ static vla_status run_ahead(const bench_setup *s, engine *e, int64_t first, int6
             if (step > 0)
                 VLA_TRY(vla_run_other_inputs(e->run, err));
             if (step < 2 || !e->device)
-                VLA_TRY(fill(s, e, err));
+                VLA_TRY(fill(s, e, 0, err));
             vlai_settings_hyper(s->train, first + step, first + step, vla_run_data(e->run, "hyper"));
             tell(s, first + step);
             VLA_TRY(vla_run_submit(e->run, err));
@@ -290,7 +329,7 @@ static vla_status run_ahead(const bench_setup *s, engine *e, int64_t first, int6
         double now = vlai_now();
         times[step - 1] = now - end;
         end = now;
-        note(row, e, step - 1);
+        note(row, e, step - 1, loss_of(e));
     }
     return VLA_OK;
 }
@@ -310,8 +349,8 @@ static void summarize(const bench_setup *s, bench_row *row, const engine *e, dou
     row->step = second[late / 2];
     row->fastest = second[0];
     row->slowest = second[late - 1];
-    row->flops = e->work.flops * (double)row->batch;
-    row->executed = vla_plan_flops(e->plan);
+    row->flops = e->work.flops * (double)(row->batch * (e->n_more + 1));
+    row->executed = vla_plan_flops(e->plan) * (double)(e->n_more + 1);
     row->nodes = vla_plan_nodes(e->plan) + (e->update_plan ? vla_plan_nodes(e->update_plan) : 0);
     row->held = vla_executor_held(e->executor);
     row->host_bytes = vla_executor_bytes(e->executor);
@@ -385,7 +424,7 @@ vla_status bench_measure(const bench_setup *s, bench_row *row, vla_error *err)
         if (status == VLA_OK && e->comm)
             status = bench_turns(s, e, row, err);
         if (status == VLA_OK && s->profile)
-            status = fill(s, e, err);
+            status = fill(s, e, 0, err);
         if (status == VLA_OK && s->profile)
             status = vlai_run_profile(e->run, 5, &row->profile, err);
     }

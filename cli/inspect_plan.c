@@ -339,7 +339,7 @@ static vla_status plan_of(const request *r, const model *m, const vla_store *sto
     if (!gradients)
         return vlai_nomem(err, vla_store_count(store) * sizeof *gradients);
     vla_status status = whole ? vlai_wallx_plan_step(&m->config, &m->shape, store, &adamw, o, gradients, &plan, err)
-                              : vlai_wallx_plan_training(&m->config, &m->shape, store, m->use == VLA_STORE_ACCUMULATE, o, gradients, &plan, err);
+                              : vlai_wallx_plan_training(&m->config, &m->shape, store, m->train->hyperparams.gradient_accumulation_steps, o, gradients, &plan, err);
     if (status == VLA_OK) {
         long processors = sysconf(_SC_NPROCESSORS_ONLN);
         size_t threads = processors > 0 ? (size_t)processors : 1;

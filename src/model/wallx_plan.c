@@ -4,13 +4,13 @@
 #include "exec/store.h"
 #include "pass/pass.h"
 
-/* The graph, narrowed and with its backward pass; nothing when it fails. Of several ranks each brings its part of the mean. */
-static vla_status differentiate(const vlai_wallx_config *config, const vlai_wallx_shape *shape, const vla_store *store, vla_graph **out, vla_error *err)
+/* The graph, narrowed and with its backward pass; nothing when it fails. The loss is that of the mean over micro-batches and ranks. */
+static vla_status differentiate(const vlai_wallx_config *config, const vlai_wallx_shape *shape, const vla_store *store, int64_t accumulation, vla_graph **out, vla_error *err)
 {
     VLA_TRY(vlai_wallx_build(config, shape, &(vlai_wallx_options){0}, out, err));
     vla_status status = vlai_pass_narrow(*out, NULL, err);
     if (status == VLA_OK)
-        status = vla_graph_backward(*out, vla_graph_find(*out, "loss"), store->world > 1 ? 1.0 / store->world : 1.0, err);
+        status = vla_graph_backward(*out, vla_graph_find(*out, "loss"), 1.0 / (double)(accumulation * (store->world > 1 ? store->world : 1)), err);
     if (status != VLA_OK)
         vla_graph_destroy(*out);
     return status;
@@ -31,16 +31,16 @@ vla_status vlai_wallx_plan_step(const vlai_wallx_config *config, const vlai_wall
 {
     vla_graph *g;
     *out = NULL;
-    VLA_TRY(differentiate(config, shape, store, &g, err));
+    VLA_TRY(differentiate(config, shape, store, 1, &g, err));
     return finish(g, vla_graph_step(g, store, gradients, adamw, err), options, out, err);
 }
 
 vla_status vlai_wallx_plan_training(const vlai_wallx_config *config, const vlai_wallx_shape *shape, const vla_store *store,
-                                    bool accumulate, const vla_plan_options *options, vla_gradient_status *gradients,
+                                    int64_t accumulation, const vla_plan_options *options, vla_gradient_status *gradients,
                                     vla_plan **out, vla_error *err)
 {
     vla_graph *g;
     *out = NULL;
-    VLA_TRY(differentiate(config, shape, store, &g, err));
-    return finish(g, vla_graph_store_gradients(g, store, accumulate, gradients, err), options, out, err);
+    VLA_TRY(differentiate(config, shape, store, accumulation, &g, err));
+    return finish(g, vla_graph_store_gradients(g, store, accumulation > 1, gradients, err), options, out, err);
 }

@@ -3,7 +3,7 @@
  *
  *     vla_store_create(&store, &err), vlai_wallx_params(&config, NULL, NULL, store, &err);
  *     vla_gradient_status *gradients = ... one per parameter, zero ...;
- *     VLA_TRY(vlai_wallx_plan_training(&config, &shape, store, false, &options, gradients, &plan, err)); */
+ *     VLA_TRY(vlai_wallx_plan_training(&config, &shape, store, 1, &options, gradients, &plan, err)); */
 #ifndef VLAI_WALLX_PLAN_H
 #define VLAI_WALLX_PLAN_H
 
@@ -11,9 +11,9 @@
 
 VLA_BEGIN_DECLS
 
-/* `gradients` (one per parameter of the store) is raised as vla_graph_store_gradients says. The caller owns the plan. */
+/* Of a step of `accumulation` micro-batches (1 or more), whose gradients are added up as those of their mean. `gradients` (one per parameter of the store) is raised as vla_graph_store_gradients says. The caller owns the plan. */
 vla_status vlai_wallx_plan_training(const vlai_wallx_config *config, const vlai_wallx_shape *shape, const vla_store *store,
-                                    bool accumulate, const vla_plan_options *options, vla_gradient_status *gradients,
+                                    int64_t accumulation, const vla_plan_options *options, vla_gradient_status *gradients,
                                     vla_plan **out, vla_error *err);
 
 /* The plan of a whole step of one micro-batch: forward, backward, clip and AdamW (vla_graph_step). Of one rank of several where

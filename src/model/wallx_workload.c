@@ -7,10 +7,16 @@
 
 #include <string.h>
 
-static float *uniform(vlai_wallx_workload *w, int64_t n, uint32_t site, float low, float high)
+/* Keys of one micro-batch: those of the first are 1 and 2. */
+static uint64_t seed_of(const vlai_wallx_workload_options *o, uint64_t kind)
+{
+    return kind + 8 * (uint64_t)o->number;
+}
+
+static float *uniform(vlai_wallx_workload *w, const vlai_wallx_workload_options *o, int64_t n, uint32_t site, float low, float high)
 {
     float *out = vlai_arena_alloc(&w->arena, (size_t)n * sizeof *out + 1);
-    vlai_rng_key key = {.seed = 1, .stream = VLAI_RNG_SYNTH, .site = site};
+    vlai_rng_key key = {.seed = seed_of(o, 1), .stream = VLAI_RNG_SYNTH, .site = site};
     for (int64_t i = 0; out && i < n; i++)
         out[i] = low + (high - low) * vlai_rng_uniform(&key, (uint32_t)i);
     return out;
@@ -19,7 +25,7 @@ static float *uniform(vlai_wallx_workload *w, int64_t n, uint32_t site, float lo
 static void fill_tokens(const vlai_wallx_config *c, const vlai_wallx_workload_options *o, int64_t units, const vlai_wallx_workload *w,
                         int64_t *offset, int32_t *ids)
 {
-    vlai_rng_key key = {.seed = 2, .stream = VLAI_RNG_SYNTH};
+    vlai_rng_key key = {.seed = seed_of(o, 2), .stream = VLAI_RNG_SYNTH};
     int64_t at = 0, words = c->vocab_size > 8 ? c->vocab_size / 2 : 1;
     for (int64_t s = 0; s < o->samples; s++) {
         offset[s] = at;
@@ -52,14 +58,14 @@ vla_status vlai_wallx_workload_init(const vlai_wallx_config *c, const vlai_wallx
     int64_t rows = o->samples * o->horizon * c->action_dim, states = o->samples * c->propri_dim;
     w->batch = (vlai_wallx_batch){.samples = o->samples, .horizon = o->horizon, .images = images, .offset = offset, .ids = ids, .grid = grid,
                                   .pixels = pixels, .mean = mean, .std = std,
-                                  .action = uniform(w, rows, 1, -1, 1), .dof_mask = uniform(w, rows, 2, 1, 1), .noise = uniform(w, rows, 3, -1, 1),
-                                  .time = uniform(w, o->samples, 4, 0, 1), .state = uniform(w, states, 5, -1, 1), .state_mask = uniform(w, states, 6, 1, 1)};
+                                  .action = uniform(w, o, rows, 1, -1, 1), .dof_mask = uniform(w, o, rows, 2, 1, 1), .noise = uniform(w, o, rows, 3, -1, 1),
+                                  .time = uniform(w, o, o->samples, 4, 0, 1), .state = uniform(w, o, states, 5, -1, 1), .state_mask = uniform(w, o, states, 6, 1, 1)};
     if (!offset || !ids || !grid || !pixels || !picture || !w->batch.action || !w->batch.dof_mask || !w->batch.noise || !w->batch.time ||
         !w->batch.state || !w->batch.state_mask) {
         vlai_arena_fini(&w->arena);
         return vlai_nomem(err, (size_t)(o->samples * w->length) * sizeof *ids);
     }
-    vlai_rng_key key = {.seed = 2, .stream = VLAI_RNG_SYNTH, .site = 1};
+    vlai_rng_key key = {.seed = seed_of(o, 2), .stream = VLAI_RNG_SYNTH, .site = 1};
     for (int64_t i = 0; i < side * side * 3; i++)
         picture[i] = (uint8_t)vlai_rng_u32(&key, (uint32_t)i);
     fill_tokens(c, o, units, w, offset, ids);

@@ -22,6 +22,7 @@ typedef struct vlai_wallx_workload_options {
     int64_t horizon;  /* actions of a sample */
     int64_t pictures; /* of a sample */
     int64_t side;     /* pixels along a picture's side; rounded down to a multiple of patch * merge */
+    int64_t number;   /* of the micro-batch: others have other numbers in them, and the same shape */
 } vlai_wallx_workload_options;
 
 typedef struct vlai_wallx_workload {

@@ -144,6 +144,27 @@ static void other_forms(void **state)
     json_decref(rows);
 }
 
+/* Two ranks have the micro-batches of one that accumulates two, with numbers of their own. */
+static void micro_batches(void **state)
+{
+    (void)state;
+    json_t *one, *two;
+    tiny_must(SMALL "--nproc 1 --accumulate 2 --json");
+    one = rows_of("log", "ranks");
+    tiny_must(SMALL "--nproc 2 --accumulate 1 --json");
+    two = rows_of("log", "ranks");
+    assert_int_equal((int)number(json_array_get(one, 0), "global_batch"), 4);
+    assert_int_equal((int)number(json_array_get(two, 0), "global_batch"), 4);
+    check_losses(json_array_get(one, 0), json_array_get(two, 0));
+    json_decref(one);
+    one = rows_of("ranks.jsonl", "ranks"); /* whose micro-batches are the same */
+    assert_true(fabs(number(json_object_get(json_array_get(one, 1), "loss"), "1") / number(json_object_get(json_array_get(two, 0), "loss"), "1") - 1) > 1e-3);
+    json_decref(one);
+    json_decref(two);
+    assert_int_equal(tiny_run(NULL, SMALL "--accumulate 2"), 2);
+    tiny_said("--accumulate goes with --nproc");
+}
+
 static void ranks_that_fail(void **state)
 {
     (void)state;
@@ -218,7 +239,7 @@ static void shown(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(rows_of_ranks), cmocka_unit_test(other_forms), cmocka_unit_test(ranks_that_fail),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(rows_of_ranks), cmocka_unit_test(other_forms), cmocka_unit_test(micro_batches), cmocka_unit_test(ranks_that_fail),
                                        cmocka_unit_test(a_rank_is_killed), cmocka_unit_test(shown)};
     return cmocka_run_group_tests_name("bench_ranks", tests, tiny_make, tiny_drop);
 }
