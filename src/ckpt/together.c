@@ -38,6 +38,11 @@ vla_status vlai_together_say(vlai_together *t, const char *what, vla_status stat
         memcpy(s.texts + at, texts[i], strlen(texts[i]) + 1);
         at += strlen(texts[i]) + 1;
     }
+    /* Whoever takes part in this save has heard all of the last but one. */
+    if (t->rank == 0 && t->number >= 2 && !strcmp(what, "begin")) {
+        snprintf(key, sizeof key, "checkpoint/%lld/", (long long)t->number - 2);
+        VLA_TRY(vlai_group_forget(t->group, key, err));
+    }
     key_of(t, t->rank, what, key, sizeof key);
     return vlai_group_set(t->group, key, &s, offsetof(said, texts) + at, err);
 }

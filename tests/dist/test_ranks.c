@@ -800,10 +800,21 @@ static void differences_are_refused(void **state)
     assert_non_null(strstr(o.said[1], "in.weight"));
 }
 
+/* A rank that is ended does not join the threads that wait for others, which is no leak; Gloo's threads are not instrumented, so
+ * that what they do to each other under its own locks looks like races. */
+static void tell_sanitizer(void)
+{
+    char options[512];
+    const char *given = getenv("TSAN_OPTIONS");
+    snprintf(options, sizeof options, "%.400s:report_thread_leaks=0:ignore_noninstrumented_modules=1", given ? given : "");
+    setenv("TSAN_OPTIONS", options, 1);
+}
+
 int main(int argc, char **argv)
 {
     if (argc > 1 && !strcmp(argv[1], "rank"))
         return be_a_rank(argc, argv);
+    tell_sanitizer();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ranks_are_one),      cmocka_unit_test(any_number_goes_on),      cmocka_unit_test(bad_values_skip_on_all),
         cmocka_unit_test(a_failure_ends_all), cmocka_unit_test(all_stop_together),  cmocka_unit_test(killed_ranks),            cmocka_unit_test(killed_while_they_save),
