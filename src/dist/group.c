@@ -579,6 +579,10 @@ void vlai_group_report(const vlai_ranks *who, const char *how, double limit_s)
     vlai_head_text(&head, who->job);
     vlai_head_text(&head, how);
     int fd = vlai_wire_connect(who->address, who->port, end, why, sizeof why);
+    while (fd < 0 && vlai_now() < end) { /* rank 0 may be starting */
+        poll(NULL, 0, 100);
+        fd = vlai_wire_connect(who->address, who->port, end, why, sizeof why);
+    }
     if (fd < 0)
         return;
     vlai_wire wire;

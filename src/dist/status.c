@@ -78,7 +78,7 @@ vla_status vlai_status_make(int slots, vlai_status_pages *out, vla_error *err)
         return vlai_nomem(err, bytes);
     }
     for (int i = 0; i < slots; i++) {
-        write_page(pages + i, "start", 0);
+        write_page(pages + i, VLAI_STATUS_FIRST, 0);
         atomic_store(&pages[i].magic, magic);
     }
     *out = (vlai_status_pages){.fd = fd, .slots = slots, .map = pages};

@@ -17,6 +17,8 @@ VLA_BEGIN_DECLS
 
 #define VLAI_STATUS_VARIABLE "VLA_STATUS"
 
+#define VLAI_STATUS_FIRST "start-up" /* until the rank has met the others and says where it is */
+
 enum { VLAI_STATUS_PHASE = 32 }; /* bytes of a phase's name, with the final zero; longer ones are cut */
 
 /* Of the rank: says where it is. Does nothing in a process that no launcher started. Any thread; the last one to write counts. */
@@ -28,7 +30,7 @@ typedef struct vlai_status_pages {
     void *map;
 } vlai_status_pages;
 
-/* Of the launcher. A slot that was never written has the phase "start" and step 0. */
+/* Of the launcher. A slot that was never written has the phase VLAI_STATUS_FIRST and step 0. */
 vla_status vlai_status_make(int slots, vlai_status_pages *out, vla_error *err);
 void vlai_status_get(const vlai_status_pages *pages, int slot, char phase[VLAI_STATUS_PHASE], int64_t *step);
 void vlai_status_drop(vlai_status_pages *pages); /* accepts a zeroed one */

@@ -31,7 +31,9 @@ enum { LINE = 4096, HOST = 256, HEARD = 8, LOCAL_MOST = 1024 };
 static const double usual_grace_s = 8, /* SIGTERM to SIGKILL */
     echo_s = 0.5,                      /* a second signal so soon is the first one again: `timeout` sends it to process and group */
     gather_s = 0.1,                    /* after the first failure: who else has failed by himself */
-    wait_for_culprit_s = 3;            /* after a rank that ended because another was lost */
+    wait_for_culprit_s = 3,            /* after a rank that ended because another was lost */
+    last_words_s = 3,                  /* of several machines: rank 0 tells those that come just now why there is nobody to meet */
+    report_s = 5;                      /* rank 0 of another machine may be starting */
 
 typedef struct {
     int pipe; /* that it is read from; -1: it is the caller's, or at its end */
@@ -59,6 +61,7 @@ typedef struct {
     double failed_at;   /* a rank failed; 0: none yet */
     double lost_at;     /* a rank ended without a failure of its own and unsaved; 0: none yet */
     double asked_at;    /* a signal was passed on; 0: none yet */
+    bool named;         /* the culprit */
     bool ended, killed; /* SIGTERM, SIGKILL were sent to the rest */
     int killed_by;      /* the second signal */
     int culprit;        /* index; -1: none yet */
@@ -208,16 +211,18 @@ static int code_of(int how)
     return WIFSIGNALED(how) ? 128 + WTERMSIG(how) : WEXITSTATUS(how);
 }
 
-/* Ranks that meet just now would wait for it until the time limit. By a thread, as an address may have to be looked up. */
+/* Ranks of other machines that meet just now would wait for it until the time limit. By a thread, as an address may have to be looked
+ * up. */
 static void *report_main(void *arg)
 {
     const launch *l = arg;
-    vlai_group_report(&l->gone, l->how, 2);
+    vlai_group_report(&l->gone, l->how, report_s);
     return NULL;
 }
 
 static void name_culprit(launch *l)
 {
+    l->named = true;
     const child *c = &l->children[l->culprit];
     char phase[VLAI_STATUS_PHASE], end[128];
     int64_t step;
@@ -230,7 +235,8 @@ static void name_culprit(launch *l)
     say(l, "rank %d (host %s, pid %ld) ended with %s in phase %s, step %" PRId64, c->rank, l->host, (long)c->pid, end, phase, step);
     l->gone.rank = c->rank;
     snprintf(l->how, sizeof l->how, "ended with %s", end);
-    l->reported = l->gone.world > 1 && pthread_create(&l->reporter, NULL, report_main, l) == 0;
+    bool had_met = strcmp(phase, VLAI_STATUS_FIRST) != 0, no_server = l->o->first == 0 && !l->children[0].running;
+    l->reported = l->o->nodes > 1 && !had_met && !no_server && pthread_create(&l->reporter, NULL, report_main, l) == 0;
 }
 
 /* ---- starting ---- */
@@ -416,7 +422,7 @@ static void reap(launch *l)
         }
         l->failed_at = l->failed_at > 0 ? l->failed_at : now;
         /* Of those that failed at the same moment a signal is nearer to the cause than an error that may follow from it. */
-        if (l->culprit < 0 || (WIFSIGNALED(how) && !WIFSIGNALED(l->children[l->culprit].how)))
+        if (l->culprit < 0 || (!l->named && WIFSIGNALED(how) && !WIFSIGNALED(l->children[l->culprit].how)))
             l->culprit = i;
     }
 }
@@ -451,14 +457,15 @@ static void take_signals(launch *l)
 static int act(launch *l)
 {
     double now = vlai_now(), grace = l->o->grace_s > 0 ? l->o->grace_s : usual_grace_s;
-    double end_at = l->failed_at > 0 ? l->failed_at + gather_s : l->lost_at > 0 ? l->lost_at + wait_for_culprit_s : 0;
+    double name_at = l->failed_at + gather_s;
+    double end_at = l->failed_at > 0 ? l->failed_at + (l->o->nodes > 1 ? last_words_s : gather_s) : l->lost_at > 0 ? l->lost_at + wait_for_culprit_s : 0;
     if (end_at == 0)
         return -1;
     double kill_at = (l->failed_at > 0 && (l->lost_at == 0 || l->failed_at < l->lost_at) ? l->failed_at : l->lost_at) + grace;
+    if (l->culprit >= 0 && !l->named && now >= name_at)
+        name_culprit(l);
     if (!l->ended && now >= end_at) {
         l->ended = true;
-        if (l->culprit >= 0)
-            name_culprit(l);
         send_all(l, SIGTERM, true);
     }
     if (!l->killed && now >= kill_at) {
@@ -468,7 +475,7 @@ static int act(launch *l)
                 say(l, "rank %d (pid %ld) did not end within %g s and is killed", l->children[i].rank, (long)l->children[i].pid, grace);
         send_all(l, SIGKILL, true);
     }
-    double next = !l->ended ? end_at : !l->killed ? kill_at : now + 3600;
+    double next = l->culprit >= 0 && !l->named ? name_at : !l->ended ? end_at : !l->killed ? kill_at : now + 3600;
     return next > now ? (int)(1000 * (next - now)) + 1 : 0;
 }
 
@@ -497,7 +504,7 @@ static void watch(launch *l, struct pollfd *fds)
 
 static int outcome(launch *l)
 {
-    if (l->culprit >= 0 && !l->ended)
+    if (l->culprit >= 0 && !l->named)
         name_culprit(l);
     if (l->killed_by && l->culprit < 0)
         return 128 + l->killed_by;

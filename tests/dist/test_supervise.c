@@ -270,7 +270,7 @@ static void culprits(void **state)
     must_say("rank 2 (host ");
     must_say(" ended with signal 9 (SIGKILL) in phase forward, step 12");
     assert_int_equal(play("kill:10;wait", 2, 5), 128 + SIGUSR1);
-    must_say(" ended with signal 10 (SIGUSR1) in phase start, step 0");
+    must_say(" ended with signal 10 (SIGUSR1) in phase start-up, step 0");
     /* ranks that ended because of another are no culprits, also when they are the first to end */
     assert_int_equal(play("exit:6;wait;sleep:0.5,exit:5;exit:6", 4, 5), 5);
     must_say("culprit 2");
