@@ -205,7 +205,7 @@ static vla_status facts_of(const bench_request *r, const bench_setup *s, vlai_de
     vla_executor *ex;
     VLA_TRY(vla_executor_create_on(s->device, (int)r->threads, &ex, err));
     vla_status status = vlai_device_facts_get(ex, facts, err);
-    if (status == VLA_OK && s->ranks->ranks.world == 1) /* by one rank alone */
+    if (status == VLA_OK && s->ranks->ranks.world == 1 && s->accumulate == 0) /* by one rank alone, where speed is what is asked for */
         status = vlai_device_peaks_measure(ex, facts, err);
     vla_executor_destroy(ex);
     return status;

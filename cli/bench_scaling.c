@@ -218,23 +218,29 @@ void bench_scaling_compare(json_t *row, const json_t *one)
         json_object_set_new(row, "model", model);
 }
 
+/* A row of one rank that was measured as `like` was. */
+static bool is_like(const json_t *row, const json_t *like)
+{
+    static const char *const equal[] = {"kind", "numerics", "batch", "variant"};
+    for (size_t i = 0; i < sizeof equal / sizeof *equal; i++)
+        if (!json_equal(json_object_get(row, equal[i]), json_object_get(like, equal[i])))
+            return false;
+    return json_integer_value(json_object_get(row, "ranks")) == 1 && number(row, "step_ms") > 0;
+}
+
 json_t *bench_scaling_find(const char *path, const json_t *like)
 {
-    static const char *const equal[] = {"numerics", "batch", "variant"};
     FILE *file = fopen(path, "r");
     json_t *found = NULL;
-    for (json_t *row; file && (row = json_loadf(file, JSON_DISABLE_EOF_CHECK, NULL));) {
-        const char *kind = json_string_value(json_object_get(row, "kind"));
-        bool same = kind && !strcmp(kind, "ranks") && json_integer_value(json_object_get(row, "ranks")) == 1 && number(row, "step_ms") > 0;
-        for (size_t i = 0; same && i < sizeof equal / sizeof *equal; i++)
-            same = json_equal(json_object_get(row, equal[i]), json_object_get(like, equal[i]));
-        if (same) {
-            json_decref(found);
-            found = row;
-        } else {
-            json_decref(row);
-        }
+    char *line = NULL;
+    size_t room = 0;
+    while (file && getline(&line, &room, file) > 0) { /* lines of others are passed over */
+        json_t *row = json_loads(line, 0, NULL);
+        bool fits = is_like(row, like);
+        json_decref(fits ? found : row);
+        found = fits ? row : found;
     }
+    free(line);
     if (file)
         fclose(file);
     return found;
