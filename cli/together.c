@@ -82,7 +82,9 @@ int together_end(together *t, vla_status status, vla_error *err)
         status = vlai_group_fail(t->group, err);
         vlai_group_leave(t->group, NULL);
     }
-    if (status != VLA_E_LOST || !atomic_flag_test_and_set(&said))
+    if (status == VLA_E_LOST && atomic_flag_test_and_set(&said))
+        sleep(2); /* the group's thread says it and ends the process */
+    else
         command_fail(t->name, err);
     fflush(stdout);
     _exit(command_exit_code(status));

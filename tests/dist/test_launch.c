@@ -312,6 +312,15 @@ static void a_lost_machine(void **state)
     must_hold("log.a", "rank 1 (host ");
     must_hold("log.a", "connection closed");
     must_hold("log.a", "because of one of another machine");
+    /* at the start, perhaps before it has met anybody */
+    m = start_two(NULL, NULL, TRAIN "--checkpoint.save_path=half", "");
+    began = vlai_now();
+    kill(until_rank(m.b, 1), SIGKILL);
+    must_end(m.b, 128 + SIGKILL, "log.b");
+    must_end(m.a, 6, "log.a");
+    assert_true(vlai_now() - began < 12);
+    must_hold("log.b", "vla launch: rank 1 (host ");
+    must_hold("log.a", "rank 1 (host ");
 }
 
 /* A rank that stands still is lost too, a little later: in the long form only. */
