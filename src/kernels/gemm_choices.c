@@ -15,25 +15,49 @@ typedef struct {
 } entry;
 
 struct vlai_gemm_choices {
-    entry *entries;
+    entry *entries; /* ordered by shape, so that the text does not tell who came first */
     size_t count, capacity;
     bool changed;
     char *kind, *path; /* files of the kind of GPU, of this GPU */
 };
 
-static bool same(const vlai_gemm_shape *a, const vlai_gemm_shape *b)
+enum { KEY = 11 };
+
+/* What tells shapes apart, in the order of the text. */
+static void key_of(const vlai_gemm_shape *s, int64_t key[KEY])
 {
-    return a->m == b->m && a->n == b->n && a->k == b->k && a->transpose_a == b->transpose_a && a->transpose_b == b->transpose_b &&
-           a->bias == b->bias && a->residual == b->residual && a->sums == b->sums && a->operand == b->operand &&
-           a->result == b->result && ((!a->bias && !a->sums) || a->bias_type == b->bias_type);
+    const int64_t all[KEY] = {s->m, s->n, s->k, s->transpose_a, s->transpose_b, s->bias, s->residual, s->sums, s->operand, s->result,
+                              s->bias || s->sums ? s->bias_type : VLA_DTYPE_NONE};
+    memcpy(key, all, sizeof all);
+}
+
+/* The first entry that is not before the shape: its own, or where it belongs. */
+static size_t place_of(const vlai_gemm_choices *c, const vlai_gemm_shape *shape, bool *found)
+{
+    int64_t wanted[KEY], have[KEY];
+    size_t low = 0, high = c->count;
+    *found = false;
+    key_of(shape, wanted);
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        int i = 0;
+        key_of(&c->entries[middle].shape, have);
+        while (i < KEY && have[i] == wanted[i])
+            i++;
+        *found = *found || i == KEY;
+        if (i < KEY && have[i] < wanted[i])
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
 }
 
 static entry *find(const vlai_gemm_choices *c, const vlai_gemm_shape *shape)
 {
-    for (size_t i = 0; i < c->count; i++)
-        if (same(&c->entries[i].shape, shape))
-            return &c->entries[i];
-    return NULL;
+    bool found;
+    size_t at = place_of(c, shape, &found);
+    return found ? &c->entries[at] : NULL;
 }
 
 /* One line; false when it is none. */
@@ -51,27 +75,36 @@ static bool read_line(const char *line, vlai_gemm_shape *s, vlai_gemm_choice *c)
     return n == 21;
 }
 
-static vla_status put(vlai_gemm_choices *c, const vlai_gemm_shape *shape, const vlai_gemm_choice *choice, bool used, vla_error *err)
+/* In place of the shape's choice so far; whether it is used stays as it was. */
+static vla_status put(vlai_gemm_choices *c, const vlai_gemm_shape *shape, const vlai_gemm_choice *choice, vla_error *err)
 {
-    entry *e = find(c, shape);
-    if (!e) {
+    bool found;
+    size_t at = place_of(c, shape, &found);
+    if (!found) {
         VLA_TRY(vlai_reserve((void **)&c->entries, &c->capacity, c->count, sizeof *c->entries, err));
-        e = &c->entries[c->count++];
+        memmove(c->entries + at + 1, c->entries + at, (c->count++ - at) * sizeof *c->entries);
+        c->entries[at] = (entry){.shape = *shape};
+        if (!shape->bias && !shape->sums)
+            c->entries[at].shape.bias_type = VLA_DTYPE_NONE;
     }
-    *e = (entry){*shape, *choice, used};
+    c->entries[at].choice = *choice;
     return VLA_OK;
 }
 
-static vla_status adopt(vlai_gemm_choices *c, const char *text, bool strict, vla_error *err)
+/* used: they are a run's, not only a file's; then a line that is not understood is an error. */
+static vla_status adopt(vlai_gemm_choices *c, const char *text, bool used, vla_error *err)
 {
     for (int number = 1; text && *text; number++) {
         const char *end = strchr(text, '\n');
         vlai_gemm_shape s = {0};
         vlai_gemm_choice choice;
         if (end != text && *text) {
-            if (read_line(text, &s, &choice))
-                VLA_TRY(put(c, &s, &choice, false, err));
-            else if (strict)
+            bool understood = read_line(text, &s, &choice);
+            if (understood)
+                VLA_TRY(put(c, &s, &choice, err));
+            if (understood && used)
+                find(c, &s)->used = true;
+            if (!understood && used)
                 return vlai_fail(err, VLA_E_INVALID, "choice of a matrix product's algorithm, line %d: '%.60s' is not understood", number, text);
         }
         text = end ? end + 1 : NULL;
@@ -114,20 +147,25 @@ void vlai_gemm_choices_close(vlai_gemm_choices *c)
     vlai_free(c);
 }
 
-bool vlai_gemm_choices_find(vlai_gemm_choices *c, const vlai_gemm_shape *shape, vlai_gemm_choice *out)
+bool vlai_gemm_choices_find(const vlai_gemm_choices *c, const vlai_gemm_shape *shape, vlai_gemm_choice *out)
+{
+    const entry *e = find(c, shape);
+    if (e)
+        *out = e->choice;
+    return e != NULL;
+}
+
+void vlai_gemm_choices_use(vlai_gemm_choices *c, const vlai_gemm_shape *shape)
 {
     entry *e = find(c, shape);
-    if (!e)
-        return false;
-    e->used = true;
-    *out = e->choice;
-    return true;
+    if (e)
+        e->used = true;
 }
 
 vla_status vlai_gemm_choices_put(vlai_gemm_choices *c, const vlai_gemm_shape *shape, const vlai_gemm_choice *choice, vla_error *err)
 {
     c->changed = true;
-    return put(c, shape, choice, true, err);
+    return put(c, shape, choice, err);
 }
 
 static void print(const vlai_gemm_choices *c, bool all, vlai_text *out)

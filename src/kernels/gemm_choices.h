@@ -19,14 +19,17 @@ typedef struct vlai_gemm_choices vlai_gemm_choices;
  * none; save writes it, and PATH where that is not there. A file that is not understood is ignored. */
 vla_status vlai_gemm_choices_open(const char *path, const char *gpu, vlai_gemm_choices **out, vla_error *err);
 void vlai_gemm_choices_close(vlai_gemm_choices *choices);
-/* false when there is none. A choice that is found counts as used. */
-bool vlai_gemm_choices_find(vlai_gemm_choices *choices, const vlai_gemm_shape *shape, vlai_gemm_choice *out);
+/* false when there is none. */
+bool vlai_gemm_choices_find(const vlai_gemm_choices *choices, const vlai_gemm_shape *shape, vlai_gemm_choice *out);
 vla_status vlai_gemm_choices_put(vlai_gemm_choices *choices, const vlai_gemm_shape *shape, const vlai_gemm_choice *choice, vla_error *err);
+/* A run works with the choice of this shape; nothing when there is none. What was timed and not taken is not used. */
+void vlai_gemm_choices_use(vlai_gemm_choices *choices, const vlai_gemm_shape *shape);
 /* Writes the files when something was put since. */
 vla_status vlai_gemm_choices_save(vlai_gemm_choices *choices, vla_error *err);
-/* The choices that were used, as text. */
+/* The choices that were used, as text: the same for the same choices, whatever else is known and in whatever order they came. */
 void vlai_gemm_choices_text(const vlai_gemm_choices *choices, vlai_text *out);
-/* Takes every line of `text` in place of what is known; a line that is not understood is an error naming it. */
+/* Takes every line of `text` in place of what is known, as used: a run that goes on passes on all that it ever used, also for
+ * shapes that it has not met again yet. A line that is not understood is an error naming it. */
 vla_status vlai_gemm_choices_adopt(vlai_gemm_choices *choices, const char *text, vla_error *err);
 
 VLA_END_DECLS

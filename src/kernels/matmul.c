@@ -95,7 +95,7 @@ static float time_sums(const prepared *p)
     return result;
 }
 
-vla_status vlai_cuda_matmul_prepare(const vlai_cuda_context *context, vlai_cuda_call *call, vla_error *err)
+static vla_status prepare(const vlai_cuda_context *context, vlai_cuda_call *call, vlai_gemm_shape *shape, vla_error *err)
 {
     const vlai_node *node = call->node;
     bool ta = node->attrs.matmul.transpose_a;
@@ -104,6 +104,7 @@ vla_status vlai_cuda_matmul_prepare(const vlai_cuda_context *context, vlai_cuda_
                          .residual = call->in[3].data != NULL, .sums = has_sums(call),
                          .operand = call->in[0].dtype, .result = call->out[0].dtype};
     s.bias_type = s.sums ? call->out[1].dtype : call->in[2].dtype;
+    *shape = s;
     if (call->in[0].dtype != call->in[1].dtype || (s.residual && call->in[3].dtype != s.result))
         return vlai_fail(err, VLA_E_DTYPE, "matmul: operands of %s and %s, residual of %s", vla_dtype_name(call->in[0].dtype),
                          vla_dtype_name(call->in[1].dtype), vla_dtype_name(call->in[3].dtype));
@@ -137,6 +138,19 @@ vla_status vlai_cuda_matmul_prepare(const vlai_cuda_context *context, vlai_cuda_
         return VLA_OK;
     }
     return vlai_gemm_choices_put(context->choices, &s, &(vlai_gemm_choice){.milliseconds = APART}, err);
+}
+
+vla_status vlai_cuda_matmul_prepare(const vlai_cuda_context *context, vlai_cuda_call *call, vla_error *err)
+{
+    vlai_gemm_shape s;
+    VLA_TRY(prepare(context, call, &s, err));
+    if (!context->search)
+        return VLA_OK;
+    vlai_gemm_choices_use(context->choices, &s);
+    s.sums = 0;
+    if (((const prepared *)call->plan)->apart)
+        vlai_gemm_choices_use(context->choices, &s);
+    return VLA_OK;
 }
 
 void vlai_cuda_matmul_release(vlai_cuda_call *call)

@@ -1,0 +1,159 @@
+/* What a checkpoint keeps of the choices of matrix products: those that the run's plans use, in one order, and nothing else that is
+ * known. */
+#include "test.h"
+
+#include "base/io.h"
+#include "kernels/gemm_choices.h"
+
+#include <stdlib.h>
+#include <unistd.h>
+
+static char folder[] = "/tmp/vla-choices-XXXXXX", path[64];
+
+static vlai_gemm_choices *open_choices(const char *file)
+{
+    vla_error err;
+    vlai_gemm_choices *c;
+    assert_ok(vlai_gemm_choices_open(file, "gpu", &c, &err), err);
+    return c;
+}
+
+static vlai_gemm_shape shape(int64_t m, int sums)
+{
+    return (vlai_gemm_shape){.m = m, .n = 7, .k = 5, .transpose_a = 1, .sums = sums, .operand = VLA_BF16, .result = VLA_F32, .bias_type = VLA_F32};
+}
+
+static void put(vlai_gemm_choices *c, int64_t m, int sums, uint64_t word)
+{
+    vla_error err;
+    vlai_gemm_shape s = shape(m, sums);
+    vlai_gemm_choice choice = {.words = {word, 1}, .workspace = 64, .milliseconds = 0.25f};
+    assert_ok(vlai_gemm_choices_put(c, &s, &choice, &err), err);
+}
+
+static void use(vlai_gemm_choices *c, int64_t m, int sums)
+{
+    vlai_gemm_shape s = shape(m, sums);
+    vlai_gemm_choices_use(c, &s);
+}
+
+static char *text_of(const vlai_gemm_choices *c)
+{
+    vlai_text out = {0};
+    vlai_gemm_choices_text(c, &out);
+    char *copy = strdup(out.data ? out.data : "");
+    vlai_text_fini(&out);
+    return copy;
+}
+
+static void must_say(const vlai_gemm_choices *c, const char *wanted)
+{
+    char *text = text_of(c);
+    assert_string_equal(text, wanted);
+    free(text);
+}
+
+#define LINE_2 "2 7 5 1 0 0 0 0 3 1 0 64 0.2500 20 1 0 0 0 0 0 0\n"
+#define LINE_3 "3 7 5 1 0 0 0 0 3 1 0 64 0.2500 30 1 0 0 0 0 0 0\n"
+#define LINE_3_SUMS "3 7 5 1 0 0 0 1 3 1 1 64 0.2500 31 1 0 0 0 0 0 0\n"
+#define LINE_9 "9 7 5 1 0 0 0 0 3 1 0 64 0.2500 90 1 0 0 0 0 0 0\n"
+
+/* A run that searches times more than it takes; one that finds the file, with lines of others too, says the same. */
+static void test_used(void **state)
+{
+    (void)state;
+    vla_error err;
+    vlai_gemm_choices *c = open_choices(path);
+    put(c, 9, 0, 0x90);
+    put(c, 3, 1, 0x31);
+    put(c, 3, 0, 0x30);
+    put(c, 2, 0, 0x20);
+    must_say(c, "");
+    use(c, 9, 0);
+    use(c, 3, 1);
+    use(c, 4, 0); /* nothing is known of it */
+    must_say(c, LINE_3_SUMS LINE_9);
+    assert_ok(vlai_gemm_choices_save(c, &err), err);
+    vlai_gemm_choices_close(c);
+
+    c = open_choices(path);
+    vlai_gemm_choice choice;
+    vlai_gemm_shape other = shape(3, 0);
+    assert_true(vlai_gemm_choices_find(c, &other, &choice));
+    assert_int_equal(choice.words[0], 0x30);
+    must_say(c, "");
+    use(c, 3, 1);
+    use(c, 9, 0);
+    must_say(c, LINE_3_SUMS LINE_9);
+    vlai_gemm_choices_close(c);
+}
+
+/* What a resumed run adopts it passes on, with what it meets for the first time; what the file says otherwise does not matter. */
+static void test_resume(void **state)
+{
+    (void)state;
+    vla_error err;
+    vlai_gemm_choices *c = open_choices(path);
+    put(c, 9, 0, 0x91); /* another choice than the checkpoint's */
+    assert_ok(vlai_gemm_choices_adopt(c, LINE_3_SUMS LINE_9, &err), err);
+    must_say(c, LINE_3_SUMS LINE_9);
+    use(c, 2, 0); /* known from the file */
+    must_say(c, LINE_2 LINE_3_SUMS LINE_9);
+    put(c, 3, 0, 0x30);
+    use(c, 3, 0); /* timed now */
+    must_say(c, LINE_2 LINE_3 LINE_3_SUMS LINE_9);
+    use(c, 9, 0);
+    must_say(c, LINE_2 LINE_3 LINE_3_SUMS LINE_9);
+
+    char *text = text_of(c);
+    vlai_gemm_choices *next = open_choices(NULL);
+    assert_ok(vlai_gemm_choices_adopt(next, text, &err), err);
+    must_say(next, text);
+    free(text);
+    vlai_gemm_choices_close(next);
+
+    put(c, 3, 1, 0x32); /* the library refused what was adopted */
+    must_say(c, LINE_2 LINE_3 "3 7 5 1 0 0 0 1 3 1 1 64 0.2500 32 1 0 0 0 0 0 0\n" LINE_9);
+    assert_int_equal(vlai_gemm_choices_adopt(c, LINE_2 "nonsense\n", &err), VLA_E_INVALID);
+    vlai_gemm_choices_close(c);
+}
+
+/* In whatever order shapes came, and whatever type a bias that is not there would have. */
+static void test_order(void **state)
+{
+    (void)state;
+    static const int64_t orders[][3] = {{2, 3, 9}, {9, 3, 2}, {3, 9, 2}};
+    for (int o = 0; o < 3; o++) {
+        vlai_gemm_choices *c = open_choices(NULL);
+        for (int i = 0; i < 3; i++) {
+            put(c, orders[o][i], 0, (uint64_t)orders[o][i] << 4);
+            vlai_gemm_shape s = shape(orders[o][i], 0);
+            s.bias_type = VLA_BF16;
+            vlai_gemm_choices_use(c, &s);
+        }
+        must_say(c, LINE_2 LINE_3 LINE_9);
+        vlai_gemm_choices_close(c);
+    }
+}
+
+static int make(void **state)
+{
+    (void)state;
+    if (!mkdtemp(folder))
+        return -1;
+    snprintf(path, sizeof path, "%s/choices", folder);
+    return 0;
+}
+
+static int clear(void **state)
+{
+    (void)state;
+    vla_error err;
+    return vlai_remove_tree(folder, &err) == VLA_OK ? 0 : -1;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_used), cmocka_unit_test(test_resume), cmocka_unit_test(test_order)};
+    return cmocka_run_group_tests(tests, make, clear);
+}
