@@ -18,7 +18,7 @@ typedef struct said {
 
 static void key_of(const vlai_together *t, int from, const char *what, char *out, size_t size)
 {
-    snprintf(out, size, "checkpoint/%lld/%s/%d", (long long)t->number, what, from);
+    snprintf(out, size, "checkpoint/%d/%lld/%s/%d", t->writer, (long long)t->number, what, from);
 }
 
 vla_status vlai_together_say(vlai_together *t, const char *what, vla_status status, const vla_error *failure, const vlai_ckpt_part *part,
@@ -40,7 +40,7 @@ vla_status vlai_together_say(vlai_together *t, const char *what, vla_status stat
     }
     /* Whoever takes part in this save has heard all of the last but one. */
     if (t->rank == 0 && t->number >= 2 && !strcmp(what, "begin")) {
-        snprintf(key, sizeof key, "checkpoint/%lld/", (long long)t->number - 2);
+        snprintf(key, sizeof key, "checkpoint/%d/%lld/", t->writer, (long long)t->number - 2);
         VLA_TRY(vlai_group_forget(t->group, key, err));
     }
     key_of(t, t->rank, what, key, sizeof key);

@@ -20,8 +20,8 @@ struct vlai_group;
 
 typedef struct vlai_together {
     struct vlai_group *group;
-    int rank, world;
-    int64_t number; /* of the save: every rank counts them alike */
+    int rank, world, writer; /* writer: its number; every rank makes the same writers */
+    int64_t number; /* of the writer's save: every rank counts them alike */
     atomic_bool abandoned;
 } vlai_together;
 

@@ -113,6 +113,8 @@ vla_status vla_checkpoint_writer_create(const char *run, const vla_checkpoint_wr
     w->sync = options->flags & VLA_CHECKPOINT_SYNC;
     w->together.world = 1;
     if (options->group && options->world > 1) {
+        static atomic_int opened; /* another writer's words must not be taken for this one's */
+        w->together.writer = atomic_fetch_add(&opened, 1);
         w->together.group = options->group;
         w->together.rank = options->rank;
         w->together.world = options->world;

@@ -28,7 +28,7 @@ static char root[] = "/tmp/vla-ranks-XXXXXX";
 
 typedef struct {
     char run[512], resume[512], compare[512], die[32];
-    int64_t accumulation, batch, zero, whole, overlap, ahead, numerics, steps, stop_at, save, nan, poison, seed, fail_write, term, bucket, keep, fail, bad;
+    int64_t accumulation, batch, zero, whole, overlap, ahead, numerics, steps, stop_at, save, nan, poison, seed, fail_write, term, bucket, keep, fail, bad, again;
 } spec;
 
 static spec wanted;
@@ -136,6 +136,30 @@ static vla_status compare_store(const vla_store *store, const char *dir, vla_err
     return compared == all ? VLA_OK : vlai_fail(err, VLA_E_INTERNAL, "%lld elements compared of %lld", (long long)compared, (long long)all);
 }
 
+/* "again=2": that many more writers of the same group, one after the other, save what the run has saved last. The ranks are not at
+ * the same place: a later one comes later, and takes what it hears for its own save's words. */
+static vla_status save_again(vlai_group *group, int rank, int world, const vla_store *store, vla_error *err)
+{
+    vla_status status = VLA_OK;
+    for (int64_t i = 1; i <= wanted.again && status == VLA_OK; i++) {
+        char run[600];
+        vla_checkpoint_writer *writer;
+        vla_checkpoint_writer_options o = VLA_CHECKPOINT_WRITER_OPTIONS_DEFAULT;
+        vla_checkpoint_content c = {.size = sizeof c, .step = i, .state = "{}"};
+        o.group = group;
+        o.rank = rank;
+        o.world = world;
+        snprintf(run, sizeof run, "%s/again", wanted.run);
+        VLA_TRY(vla_checkpoint_writer_create(run, &o, &writer, err));
+        nanosleep(&(struct timespec){.tv_nsec = (world - 1 - rank) * 50000000}, NULL); /* rank 0 is the last to begin */
+        status = vla_checkpoint_save(writer, store, &c, err);
+        if (status == VLA_OK)
+            status = vla_checkpoint_wait(writer, NULL, err);
+        vla_checkpoint_writer_destroy(writer);
+    }
+    return status;
+}
+
 static vla_status train(vlai_group *group, int rank, int world, vla_error *err)
 {
     toy t = {.seed = 31 + (uint64_t)(wanted.seed == rank + 1), .fail_at = wanted.fail ? wanted.fail : -1, .poison_at = wanted.poison};
@@ -174,6 +198,8 @@ static vla_status train(vlai_group *group, int rank, int world, vla_error *err)
     vla_status status = *wanted.compare ? compare_store(vla_trainer_store(trainer), wanted.compare, err) : VLA_OK;
     if (status == VLA_OK)
         status = vla_trainer_run(trainer, err);
+    if (status == VLA_OK)
+        status = save_again(group, rank, world, vla_trainer_store(trainer), err);
     vla_trainer_destroy(trainer);
     return status;
 }
@@ -189,7 +215,7 @@ static void parse(int argc, char **argv)
                 {"overlap", NULL, &wanted.overlap}, {"ahead", NULL, &wanted.ahead}, {"numerics", NULL, &wanted.numerics}, {"steps", NULL, &wanted.steps},
                 {"stop_at", NULL, &wanted.stop_at}, {"save", NULL, &wanted.save}, {"nan", NULL, &wanted.nan}, {"poison", NULL, &wanted.poison},
                 {"seed", NULL, &wanted.seed}, {"fail_write", NULL, &wanted.fail_write}, {"term", NULL, &wanted.term}, {"bucket", NULL, &wanted.bucket},
-                {"keep", NULL, &wanted.keep}, {"fail", NULL, &wanted.fail}, {"bad", NULL, &wanted.bad}};
+                {"keep", NULL, &wanted.keep}, {"fail", NULL, &wanted.fail}, {"bad", NULL, &wanted.bad}, {"again", NULL, &wanted.again}};
     wanted = (spec){.accumulation = 1, .batch = 4, .zero = 1, .steps = STEPS, .bucket = 400};
     for (int i = 2; i < argc; i++) {
         char *value = strchr(argv[i], '=');
@@ -779,6 +805,26 @@ static void a_failing_part(void **state)
     }
 }
 
+/* Every writer of a group has words of its own, also for its first save. */
+static void writers_of_one_group(void **state)
+{
+    (void)state;
+    for (int world = 2; world <= 4; world += 2) {
+        char name[32];
+        snprintf(name, sizeof name, "writers-%d", world);
+        run_with(world, 0, words("run=%s steps=4 save=2 again=3", at(name)), NULL, NULL);
+        for (int i = 1; i <= 3; i++) {
+            const char *last = at(words("%s/0_4", name)), *again = at(words("%s/again/0_%d", name, i));
+            assert_true(same_file(last, again, VLAI_CKPT_MODEL));
+            for (int r = 0; r < world; r++) {
+                char part[VLAI_CKPT_NAME];
+                vlai_ckpt_optimizer_name(r, world, part);
+                assert_true(same_file(last, again, part));
+            }
+        }
+    }
+}
+
 /* Ranks that are not of one run are refused, and told why. */
 static void differences_are_refused(void **state)
 {
@@ -818,7 +864,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ranks_are_one),      cmocka_unit_test(any_number_goes_on),      cmocka_unit_test(bad_values_skip_on_all),
         cmocka_unit_test(a_failure_ends_all), cmocka_unit_test(all_stop_together),  cmocka_unit_test(killed_ranks),            cmocka_unit_test(killed_while_they_save),
-        cmocka_unit_test(a_failing_part),     cmocka_unit_test(differences_are_refused),
+        cmocka_unit_test(a_failing_part),     cmocka_unit_test(writers_of_one_group),     cmocka_unit_test(differences_are_refused),
     };
     return cmocka_run_group_tests(tests, make_root, drop_root);
 }
