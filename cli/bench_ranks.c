@@ -13,6 +13,7 @@
 #include "train/device.h"
 
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -347,7 +348,7 @@ static vla_status row_of(starter *s, int ranks, vla_numerics numerics, int64_t b
     for (int i = 0; i == 0 || options[i - 1]; i++)
         s->argv[s->argc + i] = (char *)(uintptr_t)options[i];
     vlai_supervised end = {0};
-    vlai_supervise_options o = {.argv = s->argv, .ranks = ranks, .world = ranks, .nodes = 1, .say = hear, .user = s};
+    vlai_supervise_options o = {.argv = s->argv, .ranks = ranks, .world = ranks, .nodes = 1, .nothing_to_save = true, .say = hear, .user = s};
     s->said[0] = 0;
     s->by_rank = false;
     vla_status status = vlai_supervise(&o, &end, err);
@@ -356,9 +357,11 @@ static vla_status row_of(starter *s, int ranks, vla_numerics numerics, int64_t b
         row = json_loadfd(fd, 0, NULL);
     close(fd);
     VLA_TRY(status);
+    s->stopped = end.signal != 0;
+    if (s->stopped) /* whatever a rank says of another that ended a little before it */
+        snprintf(s->said, sizeof s->said, "ended by %s", end.signal == SIGINT ? "SIGINT" : "SIGTERM");
     if (!row || end.code != 0 || json_object_get(row, "error")) {
         s->code = end.code ? end.code : EXIT_RANK;
-        s->stopped = end.culprit < 0 && end.code > 128; /* a signal to all */
         *out = failed_row(s, ranks, numerics, batch, row, end.code);
         json_decref(row);
     } else {

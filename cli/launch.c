@@ -18,7 +18,7 @@ static const char help[] =
     "                  train|bench ARGUMENTS...\n\n"
     "Starts one rank per GPU of this machine, as CUDA_VISIBLE_DEVICES shows them, and watches them: when one fails it is named,\n"
     "the others are ended within 10 s, and its code is the launcher's. SIGINT and SIGTERM make all ranks save and end with code\n"
-    "75; a second one kills them. Without a GPU it starts CPU ranks, and says so. docs/ranks.md tells more.\n\n"
+    "75 (of bench just end); a second one kills them. Without a GPU it starts CPU ranks, and says so. docs/ranks.md tells more.\n\n"
     "  --nproc N, --gpus N  ranks on this machine, the same number on each; auto, 0 or empty: its GPUs, or one CPU rank\n"
     "  --nnodes N           machines (1)\n"
     "  --node-rank R        which of them this is, from 0 (0)\n"
@@ -139,7 +139,7 @@ static int start(int argc, char **argv, const request *q, int ranks, int port)
     memcpy(arguments + 1, argv, (size_t)argc * sizeof *argv);
     vlai_supervise_options o = {.argv = arguments, .ranks = ranks, .first = (int)q->node * ranks, .world = (int)q->nodes * ranks,
                                 .node = (int)q->node, .nodes = (int)q->nodes, .address = q->address, .port = port,
-                                .time_limit_s = q->time_limit, .meaning = meaning, .say = say};
+                                .time_limit_s = q->time_limit, .nothing_to_save = is_bench(argv[0]), .meaning = meaning, .say = say};
     vla_status status = vlai_supervise(&o, &end, &err);
     free(arguments);
     return status == VLA_OK ? end.code : command_fail("launch", &err);

@@ -63,7 +63,8 @@ typedef struct {
     double asked_at;    /* a signal was passed on; 0: none yet */
     bool named;         /* the culprit */
     bool ended, killed; /* SIGTERM, SIGKILL were sent to the rest */
-    int killed_by;      /* the second signal */
+    int asked_by;       /* the first signal */
+    int killed_by;      /* the second one */
     int culprit;        /* index; -1: none yet */
     vlai_ranks gone;    /* the culprit, for the ranks that wait for it */
     char how[160];
@@ -439,7 +440,11 @@ static void take_signal(launch *l, int number)
         return;
     }
     l->asked_at = now;
-    say(l, "%s: the ranks save and end; a second one kills them", signal_name(number));
+    l->asked_by = number;
+    if (l->o->nothing_to_save)
+        say(l, "ended by %s", signal_name(number));
+    else
+        say(l, "%s: the ranks save and end; a second one kills them", signal_name(number));
     send_all(l, SIGTERM, false);
 }
 
@@ -570,7 +575,7 @@ vla_status vlai_supervise(const vlai_supervise_options *o, vlai_supervised *out,
         status = run(&l, fds, port, err);
     }
     if (status == VLA_OK)
-        *out = (vlai_supervised){.code = outcome(&l), .culprit = l.culprit < 0 ? -1 : o->first + l.culprit};
+        *out = (vlai_supervised){.code = outcome(&l), .culprit = l.culprit < 0 ? -1 : o->first + l.culprit, .signal = l.asked_by};
     if (l.reported)
         pthread_join(l.reporter, NULL);
     vlai_status_drop(&l.pages);

@@ -13,13 +13,15 @@
  * and step that it last put into its status page (status.h). The others get SIGTERM then, and SIGKILL `grace_s` later. Code 6 says
  * that a rank was lost: whoever ends with it is no culprit, and where nobody else is, the loss was on another machine.
  *
- * SIGINT and SIGTERM are passed on to all ranks once, as SIGTERM, so that they save; a second one, from half a second on, kills them.
+ * SIGINT and SIGTERM are passed on to all ranks once, as SIGTERM, so that they can save; a second one, from half a second on, kills them.
  *
  * Threads: one call at a time in a process; it is the only reader of SIGCHLD, SIGINT and SIGTERM meanwhile. */
 #ifndef VLAI_DIST_SUPERVISE_H
 #define VLAI_DIST_SUPERVISE_H
 
 #include "vla/error.h"
+
+#include <stdbool.h>
 
 VLA_BEGIN_DECLS
 
@@ -35,6 +37,7 @@ typedef struct vlai_supervise_options {
     const char *address;     /* where rank 0 listens; NULL: 127.0.0.1 */
     int port;                /* 0: one that is free, on one machine only */
     double time_limit_s;     /* VLA_DIST_TIMEOUT of the ranks; 0: as it is */
+    bool nothing_to_save;    /* on a signal the ranks just end */
     double grace_s;          /* from SIGTERM to SIGKILL after a failure; 0: 8 */
     const char *(*meaning)(int code); /* what an exit code says, or NULL for nothing; may be NULL */
     /* A line, without newline: of a rank that is not rank 0, or (-1) of the supervision itself. From the calling thread. */
@@ -45,6 +48,7 @@ typedef struct vlai_supervise_options {
 typedef struct vlai_supervised {
     int code;     /* that the caller ends with: the culprit's, 128 + n for signal n; 75; 6; 0 */
     int culprit;  /* rank in the world; -1: none */
+    int signal;   /* SIGINT or SIGTERM, which the caller was asked to end with first; 0: neither */
 } vlai_supervised;
 
 /* Returns when all ranks have ended. An error only where they could not be started: then none runs any more. */

@@ -223,17 +223,43 @@ static pid_t child_of(pid_t parent)
     return last;
 }
 
+/* When a bench and its ranks run. */
+static pid_t wait_for_ranks(pid_t bench)
+{
+    pid_t child = 0;
+    for (int i = 0; i < 2000 && !child; i++) {
+        nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+        child = child_of(bench);
+    }
+    nanosleep(&(struct timespec){.tv_nsec = 200000000}, NULL);
+    return child_of(bench); /* the last of the two to be started */
+}
+
+/* What ends the whole bench is the reason of its row, and there is no further row. */
+static void a_bench_is_ended(void **state)
+{
+    (void)state;
+    static const int signals[] = {SIGTERM, SIGINT};
+    for (int i = 0; i < 2; i++) {
+        pid_t bench = tiny_start(NULL, SMALL "--steps 100000 --nproc 2,1 --json", "log");
+        assert_true(wait_for_ranks(bench) > 0);
+        kill(bench, signals[i]);
+        assert_int_equal(tiny_wait(bench), 128 + SIGTERM); /* which is what the ranks get */
+        json_t *rows = rows_of("log", "ranks");
+        assert_int_equal(json_array_size(rows), 1);
+        assert_string_equal(json_string_value(json_object_get(json_array_get(rows, 0), "error")), i ? "ended by SIGINT" : "ended by SIGTERM");
+        json_decref(rows);
+        char *log = tiny_read("log", NULL);
+        assert_null(strstr(log, "save"));
+        vlai_free(log);
+    }
+}
+
 /* A rank that is killed is a row, and the next number of ranks is measured all the same. */
 static void a_rank_is_killed(void **state)
 {
     (void)state;
-    pid_t bench = tiny_start(NULL, SMALL "--steps 1000 --nproc 2,1 --json", "log"), victim = 0;
-    for (int i = 0; i < 2000 && !victim; i++) {
-        nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
-        victim = child_of(bench);
-    }
-    nanosleep(&(struct timespec){.tv_nsec = 200000000}, NULL);
-    victim = child_of(bench); /* the last of the two to be started */
+    pid_t bench = tiny_start(NULL, SMALL "--steps 1000 --nproc 2,1 --json", "log"), victim = wait_for_ranks(bench);
     assert_true(victim > 0);
     kill(victim, SIGKILL);
     assert_int_equal(tiny_wait(bench), 128 + SIGKILL);
@@ -266,6 +292,6 @@ static void shown(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(rows_of_ranks), cmocka_unit_test(other_forms), cmocka_unit_test(two_machines), cmocka_unit_test(micro_batches), cmocka_unit_test(ranks_that_fail),
-                                       cmocka_unit_test(a_rank_is_killed), cmocka_unit_test(shown)};
+                                       cmocka_unit_test(a_rank_is_killed), cmocka_unit_test(a_bench_is_ended), cmocka_unit_test(shown)};
     return cmocka_run_group_tests_name("bench_ranks", tests, tiny_make, tiny_drop);
 }
