@@ -8,6 +8,10 @@ enum { VLAI_DEVICE_NAME = 16 };
 
 /* What the driver takes besides: kernels loaded late, captured steps of a few shapes. Left free by automatic choices. */
 #define VLAI_DEVICE_SPARE ((size_t)512 << 20)
+/* What NCCL takes for its buffers when ranks connect: free memory before less after, of 2 H200 GPUs of one host
+ * (tests/gpu/test_cuda_comm). As the difference of what a step of one rank and of each of two holds beside the program's own it was
+ * 915 MB (vla bench). */
+#define VLAI_DEVICE_COLLECTIVES ((size_t)904000000)
 
 VLA_BEGIN_DECLS
 

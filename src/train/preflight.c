@@ -410,8 +410,8 @@ static const struct {
 } device_rows[] = {
 #define ROW(field, text) {text, #field, offsetof(vlai_run_device, field)},
     ROW(weights, "weights") ROW(gradients, "gradients") ROW(optimizer, "optimizer") ROW(activations, "activations")
-    ROW(inputs, "inputs") ROW(workspace, "kernel scratch, staging") ROW(driver, "driver, captured steps") ROW(total, "peak")
-    ROW(available, "available now")
+    ROW(inputs, "inputs") ROW(workspace, "kernel scratch, staging") ROW(driver, "driver, captured steps")
+    ROW(collectives, "NCCL's buffers") ROW(total, "peak") ROW(available, "available now")
 #undef ROW
 };
 enum { DEVICE_ROWS = sizeof device_rows / sizeof *device_rows };

@@ -296,7 +296,7 @@ static vla_status say_short(const vlai_preflight *p, size_t peak, size_t limit, 
                           1e-9 * (double)(on_device ? d->weights : m->weights), 1e-9 * (double)(on_device ? d->gradients : m->gradients),
                           1e-9 * (double)(on_device ? d->optimizer : m->optimizer), 1e-9 * (double)(on_device ? d->activations : m->activations),
                           1e-9 * (double)(on_device ? d->inputs : m->inputs), 1e-9 * (double)(on_device ? d->workspace : m->workspace),
-                          1e-9 * (double)(on_device ? d->driver : m->loader + m->process));
+                          1e-9 * (double)(on_device ? d->driver + d->collectives : m->loader + m->process));
 }
 
 static vla_status plan_run(look *l, prompts *p, slots *made, vlai_run_settings *settings, vla_error *err)

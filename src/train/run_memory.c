@@ -219,10 +219,15 @@ static void add_device(planner *p)
     vlai_run_device *d = &m->device;
     *d = (vlai_run_device){.weights = m->weights, .gradients = m->gradients, .optimizer = m->optimizer, .inputs = m->inputs,
                            .activations = p->need.arena > m->inputs ? p->need.arena - m->inputs : 0, .workspace = p->need.scratch,
-                           .driver = VLAI_DEVICE_SPARE};
-    size_t room = vlai_device_room(p->settings->executor, p->settings->limit, 0);
-    d->available = room < SIZE_MAX - VLAI_DEVICE_SPARE ? room + VLAI_DEVICE_SPARE : room;
-    d->total = d->weights + d->gradients + d->optimizer + d->inputs + d->activations + d->workspace + d->driver;
+                           .driver = VLAI_DEVICE_SPARE, .collectives = p->settings->shard.world > 1 ? VLAI_DEVICE_COLLECTIVES : 0};
+    /* A limit is for what the program allocates; what it finds free is for everything. */
+    size_t beside = d->driver + d->collectives;
+    size_t room = vlai_device_room(p->settings->executor, p->settings->limit, 0), found = vlai_device_room(p->settings->executor, 0, 0);
+    if (found < SIZE_MAX)
+        found = found > d->collectives ? found - d->collectives : 0;
+    room = found < room ? found : room;
+    d->available = room < SIZE_MAX - beside ? room + beside : room;
+    d->total = d->weights + d->gradients + d->optimizer + d->inputs + d->activations + d->workspace + beside;
     m->inputs *= 2;
     m->weights = m->gradients = m->optimizer = 0;
     m->total = m->inputs + m->loader + m->process;

@@ -42,6 +42,7 @@ typedef struct vlai_run_device {
     size_t inputs;
     size_t workspace;   /* kernel scratch, staging of inputs */
     size_t driver;      /* kernels, captured steps */
+    size_t collectives; /* NCCL's buffers; 0 for one rank */
     size_t total;
     size_t available;   /* to this run, before it holds anything */
 } vlai_run_device;

@@ -4,6 +4,7 @@
 #include "toy.h"
 
 #include "base/text.h"
+#include "train/device.h"
 #include "train/run_memory.h"
 #include "train/wallx_task.h"
 #include "vla/log.h"
@@ -278,6 +279,7 @@ static void forecast_of_a_device(void **state)
     assert_int_equal(m.recompute, VLA_RECOMPUTE_NONE);
     assert_true(d->weights > 0 && d->gradients == 0 && d->optimizer > 3 * d->weights && d->activations > 0 && d->inputs > 0);
     assert_int_equal(d->total, d->weights + d->gradients + d->optimizer + d->activations + d->inputs + d->workspace + d->driver);
+    assert_int_equal(d->collectives, 0);
     assert_true(m.weights == 0 && m.optimizer == 0 && m.activations == 0 && m.inputs == 2 * d->inputs);
     settings.limit = d->total - d->driver - 1; /* one byte too few for the plan that keeps everything */
     assert_ok(vlai_run_memory_plan(&s->model, &s->options.adamw, slots, &settings, 0, &less, &err), err);
@@ -287,6 +289,11 @@ static void forecast_of_a_device(void **state)
     settings.limit++;
     assert_ok(vlai_run_memory_plan(&s->model, &s->options.adamw, slots, &settings, 0, &less, &err), err);
     assert_int_equal(less.recompute, VLA_RECOMPUTE_NONE);
+    settings.shard = (vla_shard_options){sizeof settings.shard, 0, 2, 1000000, 1};
+    assert_ok(vlai_run_memory_plan(&s->model, &s->options.adamw, slots, &settings, 0, &less, &err), err);
+    assert_int_equal(less.device.collectives, VLAI_DEVICE_COLLECTIVES);
+    assert_int_equal(less.device.available, settings.limit + less.device.driver + less.device.collectives); /* the limit is the program's own */
+    assert_true(less.device.total > less.device.driver + less.device.collectives && less.device.total <= less.device.available);
 
     vla_trainer *trainer;
     vla_trainer_memory really;
