@@ -9,7 +9,7 @@
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
-export WALLX_PERF_ATTN=${WALLX_PERF_ATTN:-1}  # fastest attention backward instead of the deterministic one
+export WALLX_PERF_ATTN=${WALLX_PERF_ATTN:-1}  # cuDNN's attention where it is faster than own kernels: not on Hopper
 export WALLX_PERF_ALLOC=${WALLX_PERF_ALLOC:-1}  # buffers planned by lifetime, cheap values made again in the backward pass
 export WALLX_PERF_DDP=${WALLX_PERF_DDP:-1}  # static gradient buckets, reduced while the backward pass runs
 export WALLX_PERF_BUCKET=${WALLX_PERF_BUCKET:-100}  # of so many MB

@@ -46,7 +46,7 @@ typedef struct vla_plan_options {
     vla_memory_layout layout;
     unsigned fuse;      /* VLA_FUSE_MODEL | VLA_FUSE_VISUAL; 0: one kernel per operation */
     int visual_layers;  /* layers below this one are the vision tower's */
-    int fast_attention; /* 0: attention kernels whose sums have a fixed order; 1: the fastest */
+    int fast_attention; /* 0: attention kernels whose sums have a fixed order; 1: also cuDNN's, where it is faster */
     unsigned fast;      /* mask of VLA_FAST_*; the CPU has no use for it */
     size_t keep;        /* recompute cheap: bytes of values that are kept all the same, because there is room for them */
     /* Several ranks: the plan's updates are those of the rank whose store this is (vla_store_shard); NULL or a whole store: of

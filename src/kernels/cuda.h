@@ -44,7 +44,7 @@ typedef struct vlai_cuda_context {
     struct vlai_gemm_choices *choices; /* matrix products by shape */
     int search;                        /* algorithms to time per shape that has no choice yet; 0: the heuristic's first */
     int arch;                          /* of the device: 90 = 9.0 */
-    int fast_attention;                /* the fastest attention, whose backward may add in any order */
+    int fast_attention;                /* also cuDNN's attention, whose backward may add in any order, where it is faster */
     struct vlai_cudnn **cudnn;         /* opened by the first attention that wants it; NULL: never */
 } vlai_cuda_context;
 

@@ -280,7 +280,7 @@
 
 /* The switches of the environment, for those who keep settings in files: a variable that is set wins over its key. */
 #define VLAI_OPTIONS_PERF(X)                                                                                           \
-    X(BOOL, attn, false, 0, 0, WORKS, "WALLX_PERF_ATTN: fastest attention backward")                                   \
+    X(BOOL, attn, false, 0, 0, WORKS, "WALLX_PERF_ATTN: cuDNN's attention where it is faster than own kernels")         \
     X(BOOL, alloc, false, 0, 0, WORKS, "WALLX_PERF_ALLOC: offsets planned by lifetime, cheap recompute")               \
     X(BOOL, ddp, false, 0, 0, WORKS, "WALLX_PERF_DDP: gradients reduced bucket by bucket while the backward runs")      \
     X(INT, bucket, 100, 1, 1000000, WORKS, "WALLX_PERF_BUCKET: MB of such a bucket; without perf.ddp buckets have 25")  \

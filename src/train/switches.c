@@ -21,9 +21,9 @@ static const struct {
     const char *cpu, *gpu;
 } switches[] = {
     {"WALLX_PERF_ATTN", FLAG, KEY(attn), "perf.attn", "no effect on a CPU rank: its attention is deterministic and has one form",
-     "fastest attention, forward and backward, instead of the deterministic one"},
+     "cuDNN's attention, whose backward adds in any order, where none of the faster own kernels fits; on Hopper they fit all of Wall-X's, and nothing changes"},
     {"ATTENTION_BACKEND", WORD, NONE, NULL, "no effect on a CPU rank: its attention is deterministic and has one form",
-     "sdpa: fastest attention, as WALLX_PERF_ATTN; other values: the deterministic one"},
+     "sdpa: as WALLX_PERF_ATTN; other values: own kernels alone, which are deterministic"},
     {"WALLX_PERF_ALLOC", FLAG, KEY(alloc), "perf.alloc",
      "buffers at offsets planned by lifetime; norms, SwiGLU products and rotations are made again in the backward pass",
      "buffers at offsets planned by lifetime; norms, SwiGLU products and rotations are made again in the backward pass, whole layers where that does not fit"},

@@ -13,7 +13,7 @@
 VLA_BEGIN_DECLS
 
 typedef struct vlai_switches {
-    bool attention;       /* WALLX_PERF_ATTN, ATTENTION_BACKEND=sdpa: fastest attention */
+    bool attention;       /* WALLX_PERF_ATTN, ATTENTION_BACKEND=sdpa: cuDNN where it is faster than own kernels */
     bool alloc;           /* WALLX_PERF_ALLOC: offsets by lifetime, cheap recompute */
     bool ddp;             /* WALLX_PERF_DDP: gradients reduced while the backward runs */
     bool compile;         /* WALLX_PERF_COMPILE: fusion of the decoder, replay, grouped optimizer */
