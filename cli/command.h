@@ -11,7 +11,8 @@ enum {
     EXIT_DATA = 3,      /* data or file */
     EXIT_MEMORY = 4,
     EXIT_NONFINITE = 5,
-    EXIT_RANK = 6,
+    EXIT_RANK = 6,       /* another rank was lost or failed */
+    EXIT_COLLECTIVE = 7, /* a collective failed, and no other rank is to blame */
     EXIT_SAVED = 75,    /* saved on SIGTERM or SIGINT */
 };
 

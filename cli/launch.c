@@ -1,8 +1,9 @@
-/* vla launch: the ranks of a training run, or of a measurement, on this machine, one process per GPU, watched until all have ended. One rank stays in this
- * process. */
+/* vla launch: the ranks of a training run, or of a measurement, on this machine, one process per GPU, watched until all have
+ * ended. One rank stays in this process. */
 #include "args.h"
 #include "command.h"
 
+#include "dist/ranks.h"
 #include "dist/supervise.h"
 #include "exec/device_facts.h"
 #include "train/device.h"
@@ -46,6 +47,7 @@ static const char *meaning(int code)
     case EXIT_DATA: return "data or file";
     case EXIT_MEMORY: return "memory";
     case EXIT_NONFINITE: return "not finite";
+    case EXIT_COLLECTIVE: return "a collective of the ranks";
     default: return NULL;
     }
 }
@@ -85,8 +87,8 @@ static int count_ranks(const request *q, const char *device)
     bool given = text && *text && strcmp(text, "auto") != 0 && strcmp(text, "0") != 0;
     char *end, message[256];
     long n = given ? strtol(text, &end, 10) : 0;
-    if (given && (*end || n < 1)) {
-        snprintf(message, sizeof message, "--nproc '%.100s': wanted auto or a number of ranks", text);
+    if (given && (*end || n < 1 || n > VLAI_RANKS_MOST)) {
+        snprintf(message, sizeof message, "--nproc '%.100s': wanted auto or a number of ranks, at most %d", text, (int)VLAI_RANKS_MOST);
         return refuse(message, "vla launch --help"), -1;
     }
     int gpus = device && !strcmp(device, "cpu") ? 0 : vlai_gpu_count();

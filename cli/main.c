@@ -38,7 +38,7 @@ int command_exit_code(vla_status status)
     case VLA_E_NOMEM:
     case VLA_E_DEVICE_NOMEM: return EXIT_MEMORY;
     case VLA_E_NONFINITE: return EXIT_NONFINITE;
-    case VLA_E_NCCL:
+    case VLA_E_NCCL: return EXIT_COLLECTIVE; /* where another rank was the cause, the group has made it VLA_E_LOST */
     case VLA_E_LOST: return EXIT_RANK;
     case VLA_E_CANCELLED: return EXIT_SAVED;
     default: return EXIT_DATA;

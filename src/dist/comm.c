@@ -4,6 +4,9 @@
 #include "dist/comm_impl.h"
 #include "dist/group.h"
 #include "exec/executor.h"
+#ifdef VLA_CUDA
+#include "kernels/device.h"
+#endif
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -175,9 +178,23 @@ int vlai_comm_world(const vlai_comm *comm)
     return comm ? comm->world : 1;
 }
 
+/* A stream says that it is device memory. */
+static vla_status copy(const void *from, void *to, size_t bytes, void *stream)
+{
+#ifdef VLA_CUDA
+    if (stream)
+        return vlai_device_copy(to, from, bytes, stream) == 0 ? VLA_OK : VLA_E_CUDA;
+#endif
+    (void)stream;
+    memcpy(to, from, bytes);
+    return VLA_OK;
+}
+
 vla_status vlai_comm_reduce_scatter(vlai_comm *comm, const void *in, void *out, int64_t n, vla_dtype dtype, void *scratch, void *stream)
 {
     vla_error failure = VLA_ERROR_INIT;
+    if (vlai_comm_world(comm) == 1)
+        return n ? copy(in, out, (size_t)n * vla_dtype_size(dtype), stream) : VLA_OK;
     if (comm->failed)
         return VLA_E_NCCL;
     return n ? keep(comm, comm->transport->reduce_scatter(comm->state, in, out, n, dtype, scratch, stream, &failure), &failure) : VLA_OK;

@@ -32,7 +32,9 @@ typedef struct vlai_comm vlai_comm;
 /* `device`: "cpu" (Gloo), "cuda" or "cuda:N" (NCCL). Every rank calls it; it returns when all are connected, or fails within
  * the group's time limit. The group must outlive the communicator. NULL group: rank 0 of 1. */
 vla_status vlai_comm_open(struct vlai_group *group, const char *device, vlai_comm **out, vla_error *err);
-/* Work under way should be waited for first. Not a collective: a rank may close while others still compute. NULL: nothing. */
+/* Work under way should be waited for first. In good order every rank closes: NCCL gives its memory back when all ranks of a machine
+ * do, so that a rank which comes early waits for the others, until the group's time limit; then the rest is left to the end of the
+ * process. After a failure nobody is waited for. NULL: nothing. */
 void vlai_comm_close(vlai_comm *comm);
 
 /* NULL: rank 0 of 1. */
@@ -42,7 +44,7 @@ const char *vlai_comm_device(const vlai_comm *comm); /* "cpu", "cuda"; "" for NU
 
 /* in [world * n] -> out [n]: the sum over ranks of their part `rank`. Float types and I32, I64. On a CPU the sum is taken in
  * the order of ranks, bf16 in fp32 and rounded once; `scratch` as vlai_comm_scratch says, NULL on a GPU. `out` lies apart
- * from `in`. `stream` is NULL on a CPU. */
+ * from `in`. `stream` is NULL on a CPU. Of world 1, and with comm NULL, a copy: on the host without a stream. */
 vla_status vlai_comm_reduce_scatter(vlai_comm *comm, const void *in, void *out, int64_t n, vla_dtype dtype, void *scratch, void *stream);
 /* data [world * n], any type: the own part n * rank .. is given, the others are filled in. */
 vla_status vlai_comm_all_gather(vlai_comm *comm, void *data, int64_t n, vla_dtype dtype, void *stream);

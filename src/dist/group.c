@@ -14,6 +14,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -460,6 +461,11 @@ vla_status vlai_group_gather_all(vlai_group *g, const char *what, const void *da
     return gather(g, COLLECT_GATHER_ALL, what, data, size, all, err);
 }
 
+const vlai_ranks *vlai_group_ranks(const vlai_group *g)
+{
+    return g ? &g->ranks : NULL;
+}
+
 int vlai_group_rank(const vlai_group *g)
 {
     return g ? g->ranks.rank : 0;
@@ -722,6 +728,10 @@ vla_status vlai_group_join(const vlai_ranks *ranks, const vlai_group_options *op
         !*ranks->address)
         return vlai_fail(err, VLA_E_INVALID, "rank %d of %d at '%s' port %d, wanted a rank of at most %d and a place to meet", ranks->rank, ranks->world,
                          ranks->address, ranks->port, (int)VLAI_RANKS_MOST);
+    /* NCCL may register buffers that it meets in a capture, and then wants every rank to have captured the same call; here one rank
+     * may replay while another meets a shape for the first time. Whoever has set it keeps it. Here, as no other place is before all
+     * threads of the group and of NCCL. */
+    setenv("NCCL_GRAPH_REGISTER", "0", 0);
     vlai_group *g = NULL;
     VLA_TRY(make(ranks, &o, &g, err));
     const char *version = o.version ? o.version : VLA_VERSION;

@@ -53,9 +53,9 @@ enum {
 typedef struct vlai_group vlai_group;
 
 /* A rank other than this one is gone: `text` is the whole sentence, "rank 3 (host h) was lost in phase forward, step 12: connection
- * closed". Called once at most, on the group's own thread; by then every waiting call has been woken with VLA_E_LOST and the same
- * sentence, so that the main thread and this function may run at once: print in one of them. It may _exit. It must not call into
- * the group. Not called in a rank that is in vlai_group_fail, nor before vlai_group_join has returned VLA_OK. */
+ * closed". Called once at most, by the thread that noticed, which as a rule is the group's own; by then every waiting call has been
+ * woken with VLA_E_LOST and the same sentence, so that the main thread and this function may run at once: print in one of them. It
+ * may _exit. It must not call into the group. Not called in a rank that is in vlai_group_fail, nor before vlai_group_join has returned VLA_OK. */
 typedef void (*vlai_group_lost_fn)(void *user, const char *text);
 
 typedef struct vlai_group_options {
@@ -73,9 +73,12 @@ typedef struct vlai_group_options {
  * that names the missing ones at the time limit, on every rank that came. Rank 0 binds ranks->port; a port in use is an error that
  * names it. The others try to connect until the limit, so the order of starting does not matter. Another version of vla, another
  * world, or a rank that is lost while they meet ends the meeting on every rank; a second process of the same rank, or one of another
- * job, is refused and the meeting goes on. What is not a rank at all (a port scan, a browser) is dropped with a warning, at any time. */
+ * job, is refused and the meeting goes on. Of several ranks the environment gets NCCL_GRAPH_REGISTER=0 where it says nothing of it: call
+ * it while no other thread reads the environment. What is not a rank at all (a port scan, a browser) is dropped with a warning, at any time. */
 vla_status vlai_group_join(const vlai_ranks *ranks, const vlai_group_options *options, vlai_group **out, vla_error *err);
 
+/* As they were given to join; lent until leave; NULL for NULL. */
+const vlai_ranks *vlai_group_ranks(const vlai_group *group);
 int vlai_group_rank(const vlai_group *group);
 int vlai_group_world(const vlai_group *group);
 /* The name of a rank's host as that host calls itself; lent until leave; "" for NULL or a rank out of range. */

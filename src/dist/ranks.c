@@ -229,6 +229,27 @@ static vla_status from_slurm(vlai_ranks *r, vla_error *err)
     return VLA_OK;
 }
 
+/* Ours in seconds; else what Wall-X's scripts set, in minutes. */
+static vla_status time_limit(double *seconds, vla_error *err)
+{
+    static const struct {
+        const char *name, *unit;
+        double seconds;
+    } known[] = {{"VLA_DIST_TIMEOUT", "seconds", 1}, {"WALLX_DIST_TIMEOUT_MINUTES", "minutes", 60}};
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        const char *limit = variable(known[i].name);
+        char *end = NULL;
+        double most = 1e7 / known[i].seconds, n = limit ? strtod(limit, &end) : 0;
+        if (!limit)
+            continue;
+        if (end == limit || *end || !(n > 0) || n > most)
+            return vlai_fail(err, VLA_E_INVALID, "environment: %s is '%.64s', wanted %s, above 0 and at most %.0f", known[i].name, limit, known[i].unit, most);
+        *seconds = n * known[i].seconds;
+        break;
+    }
+    return VLA_OK;
+}
+
 vla_status vlai_ranks_read(vlai_ranks *out, vla_error *err)
 {
     *out = (vlai_ranks){.world = 1, .local_world = 1, .source = "none"};
@@ -248,12 +269,5 @@ vla_status vlai_ranks_read(vlai_ranks *out, vla_error *err)
                               "environment: LOCAL_RANK is '%.64s' and neither RANK nor WORLD_SIZE is set", variable("LOCAL_RANK"));
     }
     VLA_TRY(check(out, names[0], names[1], names[2], names[3], err));
-    const char *limit = variable("VLA_DIST_TIMEOUT");
-    if (limit) {
-        char *end = NULL;
-        out->timeout_s = strtod(limit, &end);
-        if (end == limit || *end || !(out->timeout_s > 0) || out->timeout_s > 1e7)
-            return vlai_fail(err, VLA_E_INVALID, "environment: VLA_DIST_TIMEOUT is '%.64s', wanted seconds, above 0 and at most 10000000", limit);
-    }
-    return VLA_OK;
+    return time_limit(&out->timeout_s, err);
 }

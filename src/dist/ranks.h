@@ -38,7 +38,7 @@ typedef struct vlai_ranks {
     int local_rank, local_world; /* among the ranks of this host: which device */
     int node, nodes;             /* hosts; counted from the ranks per host when the environment does not say */
     int port;                    /* where rank 0 listens; 0 when world is 1 and none is set */
-    double timeout_s;            /* VLA_DIST_TIMEOUT; 0 when not set */
+    double timeout_s;            /* VLA_DIST_TIMEOUT, else WALLX_DIST_TIMEOUT_MINUTES; 0 when neither is set */
     char address[VLAI_RANKS_TEXT]; /* name or number of rank 0's host (IPv4, IPv6); empty when world is 1 and none is set */
     char job[VLAI_RANKS_TEXT];     /* what tells this run from another that meets at the same port; may be empty */
     const char *source;          /* "RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID" or "none": the variable that decided; static */
@@ -46,7 +46,7 @@ typedef struct vlai_ranks {
 
 /* Reads the environment; changes nothing. VLA_DIST_PORT, where set, replaces MASTER_PORT for us alone; without it the port is
  * MASTER_PORT + 1 under a torchrun that says that it keeps a store of its own at MASTER_PORT (TORCHELASTIC_USE_AGENT_STORE=True).
- * VLA_DIST_TIMEOUT must be a number of seconds above 0. Threads: none may change the environment meanwhile. */
+ * VLA_DIST_TIMEOUT must be a number of seconds above 0, WALLX_DIST_TIMEOUT_MINUTES one of minutes, read without the former. Threads: none may change the environment meanwhile. */
 vla_status vlai_ranks_read(vlai_ranks *out, vla_error *err);
 
 /* The first host of a Slurm node list ("gpu[03-05,7],x1" -> "gpu03") into out (VLAI_RANKS_TEXT bytes); VLA_E_INVALID when it cannot

@@ -486,14 +486,16 @@ static bool set_key(vlai_server *s, int rank, const vlai_frame *f)
         return true;
     }
     answer(s, rank, f->id, "", 0);
-    for (size_t i = 0; i < s->keys.waiter_count;) {
+    /* Out of memory an answer ends the run and may take this rank's connection, with the frame in it: no more of that from here on. */
+    for (size_t i = 0; i < s->keys.waiter_count && !s->verdict_at;) {
         vlai_key_waiter w = s->keys.waiters[i];
         if (strcmp(w.key, key) != 0) {
             i++;
             continue;
         }
         vlai_keys_drop_waiter(&s->keys, i);
-        answer(s, w.rank, w.id, cut.data ? (const void *)cut.data : "", cut.size);
+        const vlai_key *k = vlai_keys_find(&s->keys, key);
+        answer(s, w.rank, w.id, k->size ? k->data : (const void *)"", k->size);
     }
     return true;
 }

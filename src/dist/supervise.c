@@ -517,7 +517,7 @@ static int outcome(launch *l)
         return code_of(l->children[l->culprit].how);
     if (l->lost_at > 0 && l->asked_at == 0) {
         if (l->o->nodes > 1)
-            say(l, "the ranks of this machine (host %s) ended because of one of another machine", l->host);
+            say(l, "no rank of this machine (host %s) failed by itself: they ended because of what they say above", l->host);
         return VLAI_CODE_LOST;
     }
     int code = 0;

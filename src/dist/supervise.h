@@ -11,7 +11,7 @@
  *
  * The first rank that ends otherwise than with 0, 75 or 6 is the culprit: it is named with host, process, signal or code, and the phase
  * and step that it last put into its status page (status.h). The others get SIGTERM then, and SIGKILL `grace_s` later. Code 6 says
- * that a rank was lost: whoever ends with it is no culprit, and where nobody else is, the loss was on another machine.
+ * that another rank was lost, or that they did not come together: whoever ends with it is no culprit, and there may be none here.
  *
  * SIGINT and SIGTERM are passed on to all ranks once, as SIGTERM, so that they can save; a second one, from half a second on, kills them.
  *

@@ -216,28 +216,44 @@ std::string address_towards(const char *host, int family)
     return result;
 }
 
-/* Where this rank listens: at the interface that GLOO_SOCKET_IFNAME names; on one host the loopback; else where rank 0, or another
- * host, is reached from. All ranks must choose one family of addresses: IPv4 where there is one. */
+/* Rank 0 listens where nobody else's host could come to. */
+bool is_loopback(const char *host)
+{
+    addrinfo hints = {}, *found = nullptr;
+    hints.ai_socktype = SOCK_STREAM;
+    if (getaddrinfo(host, nullptr, &hints, &found))
+        return false;
+    char text[NI_MAXHOST] = "";
+    bool result = !getnameinfo(found->ai_addr, found->ai_addrlen, text, sizeof text, nullptr, 0, NI_NUMERICHOST) &&
+                  (!std::strncmp(text, "127.", 4) || !std::strcmp(text, "::1"));
+    freeaddrinfo(found);
+    return result;
+}
+
+/* Where this rank listens: at the interface that GLOO_SOCKET_IFNAME names; on one host, which the environment tells and not the
+ * hosts' names, the loopback; else where rank 0, or another host, is reached from. All ranks must choose one family of addresses:
+ * IPv4 where there is one. */
 gloo::transport::tcp::attr place(const vlai_group *group, const std::vector<std::string> &hosts)
 {
     gloo::transport::tcp::attr attr;
-    const char *name = std::getenv("GLOO_SOCKET_IFNAME"), *master = std::getenv("MASTER_ADDR");
+    const char *name = std::getenv("GLOO_SOCKET_IFNAME");
+    const vlai_ranks *ranks = vlai_group_ranks(group);
     if (name && *name) {
         attr.iface = name;
         return attr;
     }
-    const std::string &own = hosts[static_cast<size_t>(vlai_group_rank(group))];
-    std::vector<std::string> others = {master ? master : ""};
-    for (const std::string &host : hosts)
-        if (host != own)
-            others.push_back(host);
-    if (others.size() == 1) {
+    if (ranks->local_world == ranks->world || is_loopback(ranks->address)) {
         attr.hostname = "127.0.0.1";
         return attr;
     }
+    const std::string &own = hosts[static_cast<size_t>(ranks->rank)];
+    std::vector<std::string> others = {ranks->address};
+    for (const std::string &host : hosts)
+        if (host != own)
+            others.push_back(host);
     for (int family : {AF_INET, AF_INET6})
         for (const std::string &host : others)
-            if (attr.hostname.empty() && !host.empty())
+            if (attr.hostname.empty())
                 attr.hostname = address_towards(host.c_str(), family);
     return attr; /* no name: Gloo takes what this host's name stands for */
 }

@@ -14,8 +14,8 @@
 #include <dlfcn.h>
 #include <nccl.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* The functions that are used, found by name in the library. */
@@ -48,9 +48,6 @@ static vla_status load(vla_error *err)
 {
     if (!lib.tried) {
         lib.tried = true;
-        /* NCCL may register buffers that it meets in a capture, and then wants every rank to have captured the same call; here one
-         * rank may replay while another meets a shape for the first time. Whoever has set it keeps it. */
-        setenv("NCCL_GRAPH_REGISTER", "0", 0);
         void *handle = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
         if (!handle)
             snprintf(lib.missing, sizeof lib.missing, "%s", dlerror());
@@ -184,13 +181,56 @@ static void nccl_abort(void *state)
         pthread_detach(thread);
 }
 
+/* ncclCommDestroy waits for the other ranks of this machine to call it: so does this, for the time limit, and then leaves the thread
+ * to the end of the process. */
+typedef struct parting {
+    ncclComm_t comm;
+    int device;
+    atomic_bool done;
+    atomic_int holders;
+} parting;
+
+static void parting_drop(parting *p)
+{
+    if (atomic_fetch_sub(&p->holders, 1) == 1)
+        vlai_free(p);
+}
+
+static void *part_main(void *context)
+{
+    parting *p = context;
+    if (cudaSetDevice(p->device) == cudaSuccess)
+        lib.ncclCommDestroy(p->comm);
+    p->done = true;
+    parting_drop(p);
+    return NULL;
+}
+
+static void part(const nccl *s)
+{
+    pthread_t thread;
+    double start = vlai_now();
+    parting *p = vlai_calloc(1, sizeof *p);
+    if (!p)
+        return; /* its memory goes with the process */
+    p->comm = s->comm;
+    p->device = s->device;
+    p->holders = 2;
+    if (pthread_create(&thread, NULL, part_main, p)) {
+        vlai_free(p);
+        return;
+    }
+    pthread_detach(thread);
+    while (!p->done && vlai_now() - start < s->limit)
+        nanosleep(&(struct timespec){0, 1000000}, NULL);
+    parting_drop(p);
+}
+
 static void nccl_close(void *state)
 {
     nccl *s = state;
-    if (s->comm) {
-        cudaSetDevice(s->device);
-        lib.ncclCommDestroy(s->comm);
-    }
+    if (s->comm)
+        part(s);
     pthread_mutex_destroy(&s->lock);
     vlai_free(s);
 }
@@ -352,7 +392,7 @@ typedef struct invitation {
 
 static vla_status invite(vlai_group *group, invitation *out, vla_error *err)
 {
-    static int opened; /* every rank opens the same communicators, so that the number names one of them */
+    static atomic_int opened; /* every rank opens the same communicators, so that the number names one of them */
     char key[32];
     snprintf(key, sizeof key, "nccl/%d", opened++);
     if (vlai_group_rank(group) == 0) {

@@ -169,7 +169,7 @@ static void an_error_of_one_rank(void **state)
     must_end(m.a, 6, "log.a");
     must_hold("log.a", "rank 1 (host ");
     must_hold("log.a", "no such LeRobot data set");
-    must_hold("log.a", "because of one of another machine");
+    must_hold("log.a", "no rank of this machine (host ");
     assert_true(vlai_now() - began < 20);
     /* also one that cannot even read its configuration */
     m = start_two(NULL, NULL, TRAIN "--checkpoint.save_path=differs", "--hyperparams.seed=many");
@@ -178,6 +178,15 @@ static void an_error_of_one_rank(void **state)
     must_end(m.a, 6, "log.a");
     must_hold("log.a", "rank 1 (host ");
     must_hold("log.a", "hyperparams.seed");
+}
+
+/* A collective that fails while no rank is lost is somebody's own failure: the launcher names who met it first. */
+static void a_collective_fails(void **state)
+{
+    (void)state;
+    must_end(tiny_start("GLOO_SOCKET_IFNAME=nowhere0", "launch --nproc 2 " TRAIN "--checkpoint.save_path=differs", "log"), 7, "log");
+    must_hold("log", "connecting the ranks: ");
+    must_hold("log", "ended with code 7 (a collective of the ranks) in phase ");
 }
 
 static void a_missing_machine(void **state)
@@ -311,7 +320,7 @@ static void a_lost_machine(void **state)
     assert_true(vlai_now() - began < 10);
     must_hold("log.a", "rank 1 (host ");
     must_hold("log.a", "connection closed");
-    must_hold("log.a", "because of one of another machine");
+    must_hold("log.a", "no rank of this machine (host ");
     /* at the start, perhaps before it has met anybody */
     m = start_two(NULL, NULL, TRAIN "--checkpoint.save_path=half", "");
     began = vlai_now();
@@ -367,6 +376,7 @@ int main(void)
     setenv("TSAN_OPTIONS", options, 1);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(another_configuration), cmocka_unit_test(another_data_set),   cmocka_unit_test(an_error_of_one_rank),
+        cmocka_unit_test(a_collective_fails),
         cmocka_unit_test(a_missing_machine),     cmocka_unit_test(two_machines_train), cmocka_unit_test(without_our_launcher),
         cmocka_unit_test(signals_save),          cmocka_unit_test(a_killed_rank),      cmocka_unit_test(a_killed_launcher),
         cmocka_unit_test(a_lost_machine),        cmocka_unit_test(a_stopped_rank),

@@ -279,7 +279,7 @@ static void culprits(void **state)
     must_say("culprit 1");
     /* the loss was elsewhere: those that do not notice are ended all the same */
     assert_int_equal(finish(start("exit:6;wait", (vlai_supervise_options){.ranks = 2, .world = 4, .nodes = 2, .port = 4000}), 6), 6);
-    must_say("because of one of another machine\nculprit -1");
+    must_say("failed by itself: they ended because of what they say above\nculprit -1");
     /* a rank that does not end when it is asked to */
     assert_int_equal(play("ignore,wait;sleep:0.5,exit:4", 2, 4), 4);
     must_say("did not end within 1 s and is killed");
