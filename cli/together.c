@@ -65,6 +65,12 @@ vla_status together_share(together *t, const char *what, char *text, size_t size
     return status;
 }
 
+vla_status together_tell(together *t, vla_status status, vla_error *err)
+{
+    bool told = status == VLA_OK || status == VLA_E_CANCELLED || status == VLA_E_LOST || t->differs;
+    return t->group && !told ? vlai_group_fail(t->group, err) : status;
+}
+
 int together_end(together *t, vla_status status, vla_error *err)
 {
     if (t->ranks.world == 1)
@@ -78,9 +84,9 @@ int together_end(together *t, vla_status status, vla_error *err)
         if (!t->differs)
             *err = inner;
         status = err->status;
-    } else if (t->group && status != VLA_E_LOST) {
-        status = vlai_group_fail(t->group, err);
-        vlai_group_leave(t->group, NULL);
+    } else {
+        status = together_tell(t, status, err);
+        vlai_group_hang_up(t->group); /* not leave: a save in progress may be asking the group */
     }
     if (status == VLA_E_LOST && atomic_flag_test_and_set(&said))
         sleep(2); /* the group's thread says it and ends the process */

@@ -34,6 +34,8 @@ vla_status together_meet(together *t, double limit_s, vla_status status, vla_err
 vla_status together_agree(together *t, const char *what, const char *text, vla_error *err);
 /* Rank 0's text becomes everybody's. */
 vla_status together_share(together *t, const char *what, char *text, size_t size, vla_error *err);
+/* After a failure, before anything that takes time: the others are told. Returns the cause, which `err` then tells of. */
+vla_status together_tell(together *t, vla_status status, vla_error *err);
 /* Ends the group: in order, or after a failure by telling the others. Returns the exit code; failures have been said. Does not return
  * after a failure of several ranks: what waits for a lost rank cannot be waited for. */
 int together_end(together *t, vla_status status, vla_error *err);

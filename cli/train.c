@@ -9,6 +9,7 @@
 #include "base/pool.h"
 #include "base/text.h"
 #include "base/time.h"
+#include "ckpt/ckpt.h"
 #include "train/device.h"
 #include "train/preflight.h"
 #include "train/progress.h"
@@ -312,7 +313,7 @@ static vla_status resume_together(request *q, together *t, vlai_config **config,
     if (vlai_resume_kind_of(choice) != VLAI_RESUME_RUN)
         return together_agree(t, "what is resumed", "weights", err);
     vla_checkpoint *c;
-    vla_status status = vla_checkpoint_open(choice, &c, err);
+    vla_status status = t->ranks.rank == 0 ? vla_checkpoint_open(choice, &c, err) : vlai_checkpoint_open_known(choice, &c, err);
     if (status != VLA_OK)
         return status;
     status = together_agree(t, "the checkpoint that is resumed", vla_checkpoint_state(c), err);
@@ -508,6 +509,7 @@ static vla_status train(view *v, const request *q, together *t, const vlai_confi
         status = agree_data(t, s, err);
     if (status == VLA_OK)
         status = run(v, q, t, config, s, &trainer, err);
+    status = together_tell(t, status, err);
     if (v->drawn)
         puts(""); /* the last status line stays */
     v->drawn = 0;
@@ -573,8 +575,8 @@ int command_train(int argc, char **argv)
         }
         vla_log_set(NULL, NULL, VLA_LOG_INFO);
     }
+    code = together_end(&t, status, &err); /* of several ranks one that has failed ends here: its loader reads the configuration */
     vlai_config_destroy(config);
-    code = together_end(&t, status, &err);
     t.log = NULL;
     if (v.rank_log)
         fclose(v.rank_log);

@@ -93,7 +93,8 @@ vla_status vlai_ckpt_set_aside(const char *run, int64_t step, vla_error *err);
 bool vlai_checkpoint_finished(vla_checkpoint_writer *writer);
 bool vlai_checkpoint_pending(const vla_checkpoint_writer *writer); /* a save whose outcome nobody has asked for */
 
-/* This rank of several has failed, and the others may never come: the save in progress is given up, and its thread waited for. */
+/* This rank of several has failed, and the others may never come: the save in progress waits for them no more. What it writes itself
+ * is waited for by vla_checkpoint_wait and the writer's end alone. Accepts NULL. */
 void vlai_checkpoint_abandon(vla_checkpoint_writer *writer);
 
 /* Bytes that an unprivileged process may still write in the file system of `path` (or of its nearest existing parent). */

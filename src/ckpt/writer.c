@@ -699,11 +699,8 @@ vla_status vla_checkpoint_save(vla_checkpoint_writer *w, const vla_store *store,
 
 void vlai_checkpoint_abandon(vla_checkpoint_writer *w)
 {
-    vla_error ignored = VLA_ERROR_INIT;
-    if (!w || w->together.world == 1)
-        return;
-    atomic_store(&w->together.abandoned, true);
-    (void)vla_checkpoint_wait(w, NULL, &ignored);
+    if (w)
+        atomic_store(&w->together.abandoned, true);
 }
 
 void vla_checkpoint_writer_destroy(vla_checkpoint_writer *w)

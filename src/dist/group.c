@@ -665,17 +665,33 @@ static vla_status await_welcome(vlai_group *g, double deadline, vla_error *err)
     return status;
 }
 
-static void release(vlai_group *g)
+void vlai_group_hang_up(vlai_group *g)
 {
+    if (!g)
+        return;
     if (g->threaded) {
         pthread_mutex_lock(&g->lock);
         g->stop = true;
         pthread_mutex_unlock(&g->lock);
         wake(g);
         pthread_join(g->thread, NULL);
+        g->threaded = false;
+    }
+    pthread_mutex_lock(&g->lock);
+    if (g->lost.status == VLA_OK) {
+        vlai_fail(&g->lost, VLA_E_LOST, "rank %d has left the others", g->ranks.rank);
+        g->culprit = g->ranks.rank;
+        pthread_cond_broadcast(&g->changed);
     }
     vlai_wire_fini(&g->wire);
+    pthread_mutex_unlock(&g->lock);
     vlai_server_join(g->server);
+    g->server = NULL;
+}
+
+static void release(vlai_group *g)
+{
+    vlai_group_hang_up(g);
     for (int i = 0; i < 2; i++)
         if (g->wake[i] >= 0)
             close(g->wake[i]);

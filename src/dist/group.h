@@ -35,8 +35,8 @@
  * Collectives. barrier, agree, broadcast, gather and gather_all are called by every rank, in the same order, with the same `what` and
  * size; another call where rank 0 makes this one is an error on every rank that names both.
  *
- * Threads. One thread at a time makes collective calls; set, get, progress and status may be called from any. fail and leave are
- * called when no other call runs. Ownership: the group copies what it is given. After a fork only the parent may use it. */
+ * Threads. One thread at a time makes collective calls; set, get, progress and status may be called from any. leave is
+ * called when no other call runs, fail when no collective of this rank does. Ownership: the group copies what it is given. After a fork only the parent may use it. */
 #ifndef VLAI_DIST_GROUP_H
 #define VLAI_DIST_GROUP_H
 
@@ -117,8 +117,13 @@ vla_status vlai_group_status(vlai_group *group, vla_error *err);
 
 /* This rank ends because of `err`: tells the others, which then end with VLA_E_LOST and "rank 2 (host h) failed in phase P, step S:
  * MESSAGE". Returns within 5 seconds, when rank 0 has decided whose loss it is: where another rank was lost first and this failure
- * only follows from it (a collective that broke), *err becomes VLA_E_LOST with that rank's sentence. Returns err's status. */
+ * only follows from it (a collective that broke), *err becomes VLA_E_LOST with that rank's sentence. Returns err's status. Once that is
+ * decided a second call only repeats it. */
 vla_status vlai_group_fail(vlai_group *group, vla_error *err);
+
+/* After fail, for a program that ends and may have threads in calls of the group: closes the connection, and in rank 0 waits until the
+ * others have heard, two seconds at most. Every call fails from then on; the group stays until leave. */
+void vlai_group_hang_up(vlai_group *group);
 
 /* Leaves in good order and releases the group, which is gone in any case. Rank 0 waits for all others to leave, until the time limit;
  * the others wait for rank 0's leave to be granted only. After vlai_group_fail or VLA_E_LOST it only releases. */

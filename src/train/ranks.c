@@ -345,11 +345,15 @@ vla_status vlai_ranks_end_rounds(const vla_trainer *t, vlai_sums *sums, vla_reco
 
 /* ---- the end ---- */
 
-void vlai_ranks_failed(vla_trainer *t)
+vla_status vlai_ranks_failed(vla_trainer *t, vla_status status, vla_error *err)
 {
+    vla_error unsaid = {.status = status};
     if (!t->group || t->failed)
-        return;
+        return status;
     t->failed = true;
+    /* Before the collectives break: who hears of those first would name this rank for them. */
+    status = vlai_group_fail(t->group, err ? err : &unsaid);
     vlai_comm_abort(t->comm, "this rank has failed");
     vlai_checkpoint_abandon(t->writer);
+    return status;
 }

@@ -297,7 +297,7 @@ vla_status vla_trainer_create(const vla_model *model, const vla_samples *samples
     if (status == VLA_OK)
         status = make_machinery(t, err);
     if (status != VLA_OK) {
-        vlai_ranks_failed(t);
+        status = vlai_ranks_failed(t, status, err);
         vla_trainer_destroy(t);
         return status;
     }
@@ -713,6 +713,6 @@ vla_status vla_trainer_run(vla_trainer *t, vla_error *err)
 {
     vla_status status = run_steps(t, err);
     if (status != VLA_OK && status != VLA_E_CANCELLED)
-        vlai_ranks_failed(t);
+        status = vlai_ranks_failed(t, status, err);
     return status;
 }

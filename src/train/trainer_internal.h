@@ -144,7 +144,8 @@ bool vlai_ranks_stopped(const vla_trainer *t, const vlai_progress *p);
 /* One batch of each rank, in order (weight 0: this one has none any more); then means, the same on every rank. */
 vla_status vlai_ranks_add_round(const vla_trainer *t, const vlai_micro *own, vlai_sums *sums, vla_error *err);
 vla_status vlai_ranks_end_rounds(const vla_trainer *t, vlai_sums *sums, vla_record *r, vla_error *err);
-/* This rank ends alone: nothing that it does waits for the others any more. */
-void vlai_ranks_failed(vla_trainer *t);
+/* This rank ends: the others are told at once, and nothing that it does waits for them any more. Returns the cause, which is another
+ * rank's loss where this failure only follows from it. */
+vla_status vlai_ranks_failed(vla_trainer *t, vla_status status, vla_error *err);
 
 #endif

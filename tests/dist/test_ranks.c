@@ -28,7 +28,7 @@ static char root[] = "/tmp/vla-ranks-XXXXXX";
 
 typedef struct {
     char run[512], resume[512], compare[512], die[32];
-    int64_t accumulation, batch, zero, whole, overlap, ahead, numerics, steps, stop_at, save, nan, poison, seed, fail_write, term, bucket, keep, fail, bad, again;
+    int64_t accumulation, batch, zero, whole, overlap, ahead, numerics, steps, stop_at, save, nan, poison, seed, fail_write, term, bucket, keep, fail, bad, again, keys, slow;
 } spec;
 
 static spec wanted;
@@ -47,6 +47,14 @@ static void on_lost(void *user, const char *text)
     fprintf(stderr, "lost: %s\n", text);
     fflush(stderr);
     _exit(CODE_LOST);
+}
+
+/* "slow=30": whatever this rank syncs takes that many seconds more. */
+int fsync(int fd)
+{
+    for (double end = vlai_now() + (double)wanted.slow; wanted.slow && vlai_now() < end;)
+        nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
+    return fdatasync(fd);
 }
 
 /* "die=step:7": this rank kills itself when it is there. */
@@ -160,6 +168,27 @@ static vla_status save_again(vlai_group *group, int rank, int world, const vla_s
     return status;
 }
 
+/* "keys=1": of all saves only the last two may still have words in the group's store. */
+static vla_status count_keys(vlai_group *group, int world, vla_error *err)
+{
+    static const char *const whats[] = {"begin", "part", "outcome"};
+    int found = 0, last = 0;
+    for (int save = 1; save <= STEPS; save++)
+        for (int i = 0; i < 3 * world; i++) {
+            char key[64];
+            void *data;
+            size_t size;
+            snprintf(key, sizeof key, "checkpoint/0/%d/%s/%d", save, whats[i % 3], i / 3);
+            vla_status status = vlai_group_get(group, key, -1, &data, &size, err);
+            if (status != VLA_OK && status != VLA_E_NOT_FOUND)
+                return status;
+            found += status == VLA_OK;
+            last = status == VLA_OK ? save : last;
+            vlai_free(data);
+        }
+    return found == 2 * (world + 1) && last > 3 ? VLA_OK : vlai_fail(err, VLA_E_INTERNAL, "%d words are kept, the last of save %d", found, last);
+}
+
 static vla_status train(vlai_group *group, int rank, int world, vla_error *err)
 {
     toy t = {.seed = 31 + (uint64_t)(wanted.seed == rank + 1), .fail_at = wanted.fail ? wanted.fail : -1, .poison_at = wanted.poison};
@@ -198,9 +227,12 @@ static vla_status train(vlai_group *group, int rank, int world, vla_error *err)
     vla_status status = *wanted.compare ? compare_store(vla_trainer_store(trainer), wanted.compare, err) : VLA_OK;
     if (status == VLA_OK)
         status = vla_trainer_run(trainer, err);
+    if (status == VLA_OK && wanted.keys)
+        status = count_keys(group, world, err);
     if (status == VLA_OK)
         status = save_again(group, rank, world, vla_trainer_store(trainer), err);
-    vla_trainer_destroy(trainer);
+    if (!group || status == VLA_OK || status == VLA_E_CANCELLED) /* as `vla train` does: a failed rank of several only ends */
+        vla_trainer_destroy(trainer);
     return status;
 }
 
@@ -215,7 +247,8 @@ static void parse(int argc, char **argv)
                 {"overlap", NULL, &wanted.overlap}, {"ahead", NULL, &wanted.ahead}, {"numerics", NULL, &wanted.numerics}, {"steps", NULL, &wanted.steps},
                 {"stop_at", NULL, &wanted.stop_at}, {"save", NULL, &wanted.save}, {"nan", NULL, &wanted.nan}, {"poison", NULL, &wanted.poison},
                 {"seed", NULL, &wanted.seed}, {"fail_write", NULL, &wanted.fail_write}, {"term", NULL, &wanted.term}, {"bucket", NULL, &wanted.bucket},
-                {"keep", NULL, &wanted.keep}, {"fail", NULL, &wanted.fail}, {"bad", NULL, &wanted.bad}, {"again", NULL, &wanted.again}};
+                {"keep", NULL, &wanted.keep}, {"fail", NULL, &wanted.fail}, {"bad", NULL, &wanted.bad}, {"again", NULL, &wanted.again},
+                {"keys", NULL, &wanted.keys}, {"slow", NULL, &wanted.slow}};
     wanted = (spec){.accumulation = 1, .batch = 4, .zero = 1, .steps = STEPS, .bucket = 400};
     for (int i = 2; i < argc; i++) {
         char *value = strchr(argv[i], '=');
@@ -805,6 +838,32 @@ static void a_failing_part(void **state)
     }
 }
 
+/* A failing rank tells the others at once, whatever its save still writes. */
+static void a_failure_does_not_wait_for_a_save(void **state)
+{
+    (void)state;
+    outcome o;
+    start(&o, 3, words("run=%s save=2 fail=42", at("slow")), (const char *const[]){NULL, NULL, "slow=40"});
+    wait_all(&o, 60);
+    bool one = false;
+    for (int r = 0; r < 3; r++) {
+        one |= o.code[r] == CODE_FAILED;
+        if (o.ended[r] - o.began > 30 || (o.code[r] != CODE_FAILED && o.code[r] != CODE_LOST) || !strstr(o.said[r], "frame 42")) {
+            show(&o);
+            fail_msg("rank %d", r);
+        }
+    }
+    assert_true(one);
+    assert_true(newest_step(at("slow")) < 0); /* the save was under way */
+}
+
+/* What the writers say to each other does not pile up. */
+static void words_are_forgotten(void **state)
+{
+    (void)state;
+    run_with(3, 0, words("run=%s save=2 keys=1", at("keys")), NULL, NULL);
+}
+
 /* Every writer of a group has words of its own, also for its first save. */
 static void writers_of_one_group(void **state)
 {
@@ -865,6 +924,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(ranks_are_one),      cmocka_unit_test(any_number_goes_on),      cmocka_unit_test(bad_values_skip_on_all),
         cmocka_unit_test(a_failure_ends_all), cmocka_unit_test(all_stop_together),  cmocka_unit_test(killed_ranks),            cmocka_unit_test(killed_while_they_save),
         cmocka_unit_test(a_failing_part),     cmocka_unit_test(writers_of_one_group),     cmocka_unit_test(differences_are_refused),
+        cmocka_unit_test(a_failure_does_not_wait_for_a_save), cmocka_unit_test(words_are_forgotten),
     };
     return cmocka_run_group_tests(tests, make_root, drop_root);
 }
