@@ -123,6 +123,9 @@ int bench_as_rank(const bench_request *request, const args *a, together *ranks);
 /* Starts ranks for every row, `argv` with what they are to measure behind it. Returns the exit code; errors have been said. */
 int bench_start_ranks(const bench_request *request, const vlai_config *train, int argc, char **argv, FILE *out);
 
+/* A number of a row; NAN where there is none, and then nothing is set. */
+double bench_number(const json_t *row, const char *key);
+void bench_set(json_t *row, const char *key, double value);
 /* What the model of scaling is made of, of a row of one rank with a profile: forward, backward and update, and the buckets that
  * several ranks would have. New reference, NULL with an error. */
 json_t *bench_scaling_json(const bench_setup *setup, const bench_row *row, vla_error *err);

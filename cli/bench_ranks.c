@@ -22,17 +22,6 @@
 
 enum { REASON = 512, OPTIONS = 8 };
 
-static void set(json_t *row, const char *key, double value)
-{
-    if (isfinite(value))
-        json_object_set_new(row, key, json_real(value));
-}
-
-static double number(const json_t *row, const char *key)
-{
-    return json_number_value(json_object_get(row, key));
-}
-
 /* ---- a rank ---- */
 
 /* What each rank brings to the row. */
@@ -80,18 +69,18 @@ static void put_all(json_t *row, const own *all, int world)
         slower(&s.rates.all_reduce, &all[r].rates.all_reduce);
     }
     bool device = json_object_get(row, "device_gb_own");
-    set(row, "device_gb_own", device ? s.held * 1e-9 : NAN);
-    set(row, "device_gb_used", device ? s.used * 1e-9 : NAN);
-    set(row, "arena_bytes", s.arena);
-    set(row, "mhz", s.mhz > 0 ? s.mhz : NAN);
-    set(row, "watts", s.mhz > 0 ? s.watts / world : NAN);
+    bench_set(row, "device_gb_own", device ? s.held * 1e-9 : NAN);
+    bench_set(row, "device_gb_used", device ? s.used * 1e-9 : NAN);
+    bench_set(row, "arena_bytes", s.arena);
+    bench_set(row, "mhz", s.mhz > 0 ? s.mhz : NAN);
+    bench_set(row, "watts", s.mhz > 0 ? s.watts / world : NAN);
     if (world == 1)
         return;
-    set(row, "together_ms", s.together * 1e3);
-    set(row, "alone_ms", s.alone * 1e3);
-    set(row, "skew_ms", (s.alone - fastest) * 1e3);
-    set(row, "exposed_ms", (s.together - s.alone) * 1e3);
-    set(row, "exposed_share", (s.together - s.alone) / s.together);
+    bench_set(row, "together_ms", s.together * 1e3);
+    bench_set(row, "alone_ms", s.alone * 1e3);
+    bench_set(row, "skew_ms", (s.alone - fastest) * 1e3);
+    bench_set(row, "exposed_ms", (s.together - s.alone) * 1e3);
+    bench_set(row, "exposed_share", (s.together - s.alone) / s.together);
     const struct {
         const char *name;
         const vlai_comm_rate *rate;
@@ -105,14 +94,14 @@ static void put_all(json_t *row, const own *all, int world)
         if (rate->calls == 0)
             continue;
         snprintf(key, sizeof key, "%s_bytes", kinds[i].name);
-        set(row, key, (double)rate->bytes);
+        bench_set(row, key, (double)rate->bytes);
         snprintf(key, sizeof key, "%s_ms", kinds[i].name);
-        set(row, key, rate->seconds > 0 ? rate->seconds * 1e3 : NAN);
+        bench_set(row, key, rate->seconds > 0 ? rate->seconds * 1e3 : NAN);
         snprintf(key, sizeof key, "%s_gb_per_s", kinds[i].name);
-        set(row, key, rate->seconds > 0 ? rate->bus * 1e-9 : NAN);
+        bench_set(row, key, rate->seconds > 0 ? rate->bus * 1e-9 : NAN);
     }
-    set(row, "collectives", calls);
-    set(row, "collective_bytes", bytes);
+    bench_set(row, "collectives", calls);
+    bench_set(row, "collective_bytes", bytes);
 }
 
 /* Of a step: the mean over the ranks' micro-batches. */
@@ -157,8 +146,8 @@ static vla_status tell_row(const bench_setup *s, bench_row *row, const vlai_devi
         json_object_set_new(o, "machines", json_integer(s->ranks->ranks.nodes));
         json_object_set_new(o, "global_batch", json_integer((json_int_t)samples));
         if (o && !row->out_of_memory) {
-            set(o, "samples_per_s", (double)samples / row->step);
-            set(o, "bucket_mb", (double)bench_bucket_bytes(s->train, &row->switches) * 1e-6);
+            bench_set(o, "samples_per_s", (double)samples / row->step);
+            bench_set(o, "bucket_mb", (double)bench_bucket_bytes(s->train, &row->switches) * 1e-6);
             put_all(o, all, world);
             json_t *losses = json_array();
             for (int64_t i = 0; i < s->steps; i++)
@@ -379,9 +368,9 @@ static void put_machine(starter *s, json_t *row)
     if (!s->machine) {
         bench_put(machine, s->r->json, s->out);
         if (!s->r->json)
-            printf("%s%s", json_string_value(json_object_get(machine, "device")), number(machine, "gemm_tflops") > 0 ? ", " : "\n\n");
-        if (!s->r->json && number(machine, "gemm_tflops") > 0)
-            printf("copy %.0f GB/s, product 8192^3 of bf16 %.0f TFLOP/s on the warm device\n\n", number(machine, "copy_gb_per_s"), number(machine, "gemm_tflops"));
+            printf("%s%s", json_string_value(json_object_get(machine, "device")), bench_number(machine, "gemm_tflops") > 0 ? ", " : "\n\n");
+        if (!s->r->json && bench_number(machine, "gemm_tflops") > 0)
+            printf("copy %.0f GB/s, product 8192^3 of bf16 %.0f TFLOP/s on the warm device\n\n", bench_number(machine, "copy_gb_per_s"), bench_number(machine, "gemm_tflops"));
         if (!s->r->json)
             bench_scaling_head();
     }
@@ -399,7 +388,7 @@ static vla_status one_table(starter *s, const int *counts, int n, vla_numerics n
         if (status != VLA_OK)
             break;
         put_machine(s, row);
-        if (counts[i] == 1 && !one && number(row, "step_ms") > 0)
+        if (counts[i] == 1 && !one && bench_number(row, "step_ms") > 0)
             one = json_incref(row);
         if (!one && s->r->against)
             one = bench_scaling_find(s->r->against, row);
@@ -407,7 +396,7 @@ static vla_status one_table(starter *s, const int *counts, int n, vla_numerics n
         bench_put(row, s->r->json, s->out);
         if (!s->r->json)
             bench_scaling_print(row);
-        if (counts[i] > 1 && number(row, "step_ms") > 0) {
+        if (counts[i] > 1 && bench_number(row, "step_ms") > 0) {
             json_decref(widest);
             widest = json_incref(row);
         }

@@ -19,13 +19,13 @@ static const double stated_nvlink = 450e9;
 static const int forecast_ranks[] = {8, 16, 64};
 static const double links_gbit[] = {400, 100, 25}; /* between machines */
 
-static double number(const json_t *row, const char *key)
+double bench_number(const json_t *row, const char *key)
 {
     const json_t *value = json_object_get(row, key);
     return json_is_number(value) ? json_number_value(value) : NAN;
 }
 
-static void set(json_t *row, const char *key, double value)
+void bench_set(json_t *row, const char *key, double value)
 {
     if (isfinite(value))
         json_object_set_new(row, key, json_real(value));
@@ -122,7 +122,7 @@ static void size_buckets(const bench_setup *s, const bench_row *row, const vla_s
     bool exact = row->numerics == VLA_FP32 || row->numerics == VLA_FP64, wide = s->train->dist.gradient_dtype == VLAI_GRADIENTS_FP32;
     for (size_t b = 0; b < store->n_buckets; b++) {
         const vlai_store_bucket *k = &store->buckets[b];
-        vla_dtype weight = vlai_bucket_dtype(store, VLA_STORE_WEIGHT, k);
+        vla_dtype weight = vlai_store_bucket_dtype(store, VLA_STORE_WEIGHT, k);
         buckets[b].weight = (double)k->length * (double)vla_dtype_size(weight);
         buckets[b].gradient = wide && !exact && weight == VLA_BF16 ? 2 * buckets[b].weight : buckets[b].weight;
     }
@@ -163,7 +163,7 @@ static bool unpack(const json_t *one, vlai_scaling_step *out, vlai_scaling_bucke
     const json_t *s = json_object_get(one, "scaling"), *list = json_object_get(s, "buckets");
     size_t count = json_array_size(list);
     *buckets = NULL;
-    if (!json_is_object(s) || !(number(one, "step_ms") > 0) || !(*buckets = vlai_calloc(count + 1, sizeof **buckets)))
+    if (!json_is_object(s) || !(bench_number(one, "step_ms") > 0) || !(*buckets = vlai_calloc(count + 1, sizeof **buckets)))
         return false;
     for (size_t i = 0; i < count; i++) {
         const json_t *b = json_array_get(list, i);
@@ -172,7 +172,7 @@ static bool unpack(const json_t *one, vlai_scaling_step *out, vlai_scaling_bucke
             v[k] = json_number_value(json_array_get(b, k));
         (*buckets)[i] = (vlai_scaling_bucket){v[0], v[1], v[2] * 1e-3, v[3] * 1e-3};
     }
-    *out = (vlai_scaling_step){.forward = number(s, "forward_ms") * 1e-3, .backward = number(s, "backward_ms") * 1e-3, .update = number(s, "update_ms") * 1e-3,
+    *out = (vlai_scaling_step){.forward = bench_number(s, "forward_ms") * 1e-3, .backward = bench_number(s, "backward_ms") * 1e-3, .update = bench_number(s, "update_ms") * 1e-3,
                                .buckets = *buckets, .count = count, .overlap = json_is_true(json_object_get(s, "overlap")), .zero = json_is_true(json_object_get(s, "zero"))};
     return true;
 }
@@ -182,7 +182,7 @@ static bool unpack(const json_t *one, vlai_scaling_step *out, vlai_scaling_bucke
 /* The bus bandwidths that a row has measured, in bytes per second; 0: it has not. */
 static void measured_rates(const json_t *row, double *reduce, double *gather)
 {
-    double r = number(row, "reduce_gb_per_s"), g = number(row, "gather_gb_per_s"), all = number(row, "all_reduce_gb_per_s");
+    double r = bench_number(row, "reduce_gb_per_s"), g = bench_number(row, "gather_gb_per_s"), all = bench_number(row, "all_reduce_gb_per_s");
     *reduce = 1e9 * (r > 0 ? r : all > 0 ? all : 0);
     *gather = 1e9 * (g > 0 ? g : all > 0 ? all : 0);
 }
@@ -191,7 +191,7 @@ static json_t *model_of(const json_t *row, const json_t *one)
 {
     vlai_scaling_step step;
     vlai_scaling_bucket *buckets;
-    int ranks = (int)number(row, "ranks"), machines = (int)number(row, "machines");
+    int ranks = (int)bench_number(row, "ranks"), machines = (int)bench_number(row, "machines");
     vlai_scaling_net net = vlai_scaling_cluster(ranks, machines > 0 ? (ranks + machines - 1) / machines : ranks, stated_nvlink, stated_nvlink);
     double reduce, gather;
     json_t *out = NULL;
@@ -200,8 +200,8 @@ static json_t *model_of(const json_t *row, const json_t *one)
         net.reduce = reduce;
         net.gather = gather;
         vlai_scaling m = vlai_scaling_model(&step, &net);
-        out = json_pack("{s:f, s:f, s:f, s:f}", "step_ms", m.step * 1e3, "exposed_ms", m.exposed * 1e3, "efficiency", number(one, "step_ms") / (m.step * 1e3), "difference",
-                        m.step * 1e3 / number(row, "step_ms") - 1);
+        out = json_pack("{s:f, s:f, s:f, s:f}", "step_ms", m.step * 1e3, "exposed_ms", m.exposed * 1e3, "efficiency", bench_number(one, "step_ms") / (m.step * 1e3), "difference",
+                        m.step * 1e3 / bench_number(row, "step_ms") - 1);
         vlai_free(buckets);
     }
     return out;
@@ -209,10 +209,10 @@ static json_t *model_of(const json_t *row, const json_t *one)
 
 void bench_scaling_compare(json_t *row, const json_t *one)
 {
-    double ranks = number(row, "ranks"), speed = number(row, "samples_per_s"), alone = number(one, "samples_per_s");
-    if (!one || !(speed > 0) || !(alone > 0) || number(row, "batch") != number(one, "batch"))
+    double ranks = bench_number(row, "ranks"), speed = bench_number(row, "samples_per_s"), alone = bench_number(one, "samples_per_s");
+    if (!one || !(speed > 0) || !(alone > 0) || bench_number(row, "batch") != bench_number(one, "batch"))
         return;
-    set(row, "efficiency", speed / (ranks * alone));
+    bench_set(row, "efficiency", speed / (ranks * alone));
     json_t *model = ranks > 1 ? model_of(row, one) : NULL;
     if (model)
         json_object_set_new(row, "model", model);
@@ -225,7 +225,7 @@ static bool is_like(const json_t *row, const json_t *like)
     for (size_t i = 0; i < sizeof equal / sizeof *equal; i++)
         if (!json_equal(json_object_get(row, equal[i]), json_object_get(like, equal[i])))
             return false;
-    return json_integer_value(json_object_get(row, "ranks")) == 1 && number(row, "step_ms") > 0;
+    return json_integer_value(json_object_get(row, "ranks")) == 1 && bench_number(row, "step_ms") > 0;
 }
 
 json_t *bench_scaling_find(const char *path, const json_t *like)
@@ -258,14 +258,15 @@ static void cell(const char *format, double value, int width)
 
 void bench_scaling_head(void)
 {
-    puts("ranks numerics    batch global    step ms (least, most)         samples/s  efficiency  exposed ms  share    own GB  all GB   GB/step  reduce GB/s  gather GB/s   MHz     W  loss at 1, 5, 10, 20, 29");
+    puts("ranks numerics    batch global    step ms (least, most)         samples/s  efficiency  exposed ms  share    own GB  all GB "
+         "  GB/step  reduce GB/s  gather GB/s   MHz     W  loss at 1, 5, 10, 20, 29");
 }
 
 void bench_scaling_print(const json_t *row)
 {
     const char *key, *error = json_string_value(json_object_get(row, "error")), *numerics = json_string_value(json_object_get(row, "numerics"));
     json_t *loss;
-    printf("%5d %-10s %6.0f", (int)number(row, "ranks"), numerics ? numerics : "", number(row, "batch"));
+    printf("%5d %-10s %6.0f", (int)bench_number(row, "ranks"), numerics ? numerics : "", bench_number(row, "batch"));
     if (error || json_is_true(json_object_get(row, "oom"))) {
         const char *reason = json_string_value(json_object_get(row, "reason"));
         printf("  %s%s\n", error ? "failed: " : "out of memory: ", error ? error : reason ? reason : "");
@@ -273,28 +274,28 @@ void bench_scaling_print(const json_t *row)
         return;
     }
     char ends[64];
-    snprintf(ends, sizeof ends, "(%.2f, %.2f)", number(row, "step_ms_least"), number(row, "step_ms_most"));
-    printf(" %6.0f %10.2f %-20s", number(row, "global_batch"), number(row, "step_ms"), ends);
-    cell("%.2f", number(row, "samples_per_s"), 9);
-    cell("%.4f", number(row, "efficiency"), 11);
-    cell("%.2f", number(row, "exposed_ms"), 11);
-    cell("%.2f %%", 100 * number(row, "exposed_share"), 8);
-    double own = number(row, "device_gb_own"); /* a CPU has its arena */
-    cell("%.3f", isfinite(own) ? own : number(row, "arena_bytes") * 1e-9, 7);
-    cell("%.2f", number(row, "device_gb_used"), 7);
-    cell("%.3f", number(row, "collective_bytes") * 1e-9, 9);
-    cell("%.2f", isfinite(number(row, "reduce_gb_per_s")) ? number(row, "reduce_gb_per_s") : number(row, "all_reduce_gb_per_s"), 12);
-    cell("%.2f", number(row, "gather_gb_per_s"), 12);
-    cell("%.0f", number(row, "mhz"), 5);
-    cell("%.0f", number(row, "watts"), 5);
+    snprintf(ends, sizeof ends, "(%.2f, %.2f)", bench_number(row, "step_ms_least"), bench_number(row, "step_ms_most"));
+    printf(" %6.0f %10.2f %-20s", bench_number(row, "global_batch"), bench_number(row, "step_ms"), ends);
+    cell("%.2f", bench_number(row, "samples_per_s"), 9);
+    cell("%.4f", bench_number(row, "efficiency"), 11);
+    cell("%.2f", bench_number(row, "exposed_ms"), 11);
+    cell("%.2f %%", 100 * bench_number(row, "exposed_share"), 8);
+    double own = bench_number(row, "device_gb_own"); /* a CPU has its arena */
+    cell("%.3f", isfinite(own) ? own : bench_number(row, "arena_bytes") * 1e-9, 7);
+    cell("%.2f", bench_number(row, "device_gb_used"), 7);
+    cell("%.3f", bench_number(row, "collective_bytes") * 1e-9, 9);
+    cell("%.2f", isfinite(bench_number(row, "reduce_gb_per_s")) ? bench_number(row, "reduce_gb_per_s") : bench_number(row, "all_reduce_gb_per_s"), 12);
+    cell("%.2f", bench_number(row, "gather_gb_per_s"), 12);
+    cell("%.0f", bench_number(row, "mhz"), 5);
+    cell("%.0f", bench_number(row, "watts"), 5);
     putchar(' ');
     json_object_foreach(json_object_get(row, "loss"), key, loss)
         printf(" %.6g", json_number_value(loss));
     putchar('\n');
     const json_t *model = json_object_get(row, "model");
     if (model)
-        printf("      model: step %.2f ms (%+.2f %% of the measured), efficiency %.4f, exposed %.2f ms\n", number(model, "step_ms"), 100 * number(model, "difference"),
-               number(model, "efficiency"), number(model, "exposed_ms"));
+        printf("      model: step %.2f ms (%+.2f %% of the measured), efficiency %.4f, exposed %.2f ms\n", bench_number(model, "step_ms"), 100 * bench_number(model, "difference"),
+               bench_number(model, "efficiency"), bench_number(model, "exposed_ms"));
     fflush(stdout);
 }
 
@@ -304,12 +305,12 @@ static void one_forecast(const vlai_scaling_step *step, const json_t *one, int r
 {
     vlai_scaling_net net = vlai_scaling_cluster(ranks, PER_NODE, inside, gbit * 1e9 / 8);
     vlai_scaling m = vlai_scaling_model(step, &net);
-    double ms = number(one, "step_ms"), batch = number(one, "batch");
+    double ms = bench_number(one, "step_ms"), batch = bench_number(one, "batch");
     json_t *row = json_pack("{s:s, s:s, s:f, s:i, s:i, s:f, s:s, s:f, s:f, s:f, s:f}", "kind", "ranks_model", "numerics", json_string_value(json_object_get(one, "numerics")),
                             "batch", batch, "ranks", ranks, "machines", net.nodes, "gb_per_s", net.reduce * 1e-9, "source", source, "step_ms", m.step * 1e3, "efficiency",
                             ms / (m.step * 1e3), "exposed_ms", m.exposed * 1e3, "samples_per_s", batch * ranks / m.step);
     if (row && net.nodes > 1)
-        set(row, "gbit_per_s", gbit);
+        bench_set(row, "gbit_per_s", gbit);
     bench_put(row, json, out);
     char link[64] = "one machine";
     if (net.nodes > 1)
@@ -334,7 +335,7 @@ void bench_scaling_forecast(const json_t *one, const json_t *measured, bool json
     if (!json)
         printf("\nmodel, %s, %.0f samples per GPU: forward %.1f ms, backward %.1f ms, update of everything %.1f ms, %zu buckets; %.1f GB/s within a machine of %d GPUs, %s\n"
                "ranks  links                      slowest link    step ms exposed ms  efficiency   samples/s\n",
-               json_string_value(json_object_get(one, "numerics")), number(one, "batch"), step.forward * 1e3, step.backward * 1e3, step.update * 1e3, step.count, inside * 1e-9,
+               json_string_value(json_object_get(one, "numerics")), bench_number(one, "batch"), step.forward * 1e3, step.backward * 1e3, step.update * 1e3, step.count, inside * 1e-9,
                PER_NODE, source);
     for (size_t i = 0; i < sizeof forecast_ranks / sizeof *forecast_ranks; i++) {
         size_t links = forecast_ranks[i] > PER_NODE ? sizeof links_gbit / sizeof *links_gbit : 1;

@@ -2,6 +2,7 @@
 #include "bench.h"
 
 #include "base/fail.h"
+#include "base/order.h"
 #include "base/time.h"
 #include "bench_engine.h"
 #include "dist/comm.h"
@@ -219,12 +220,6 @@ static void *find(void *run, const char *name)
     return vla_run_data(run, name);
 }
 
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 static vla_status fill(const bench_setup *s, const engine *e, int64_t micro, vla_error *err)
 {
     const vlai_wallx_workload *w = micro ? &e->more[micro - 1] : &e->work;
@@ -344,7 +339,7 @@ static void summarize(const bench_setup *s, bench_row *row, const engine *e, dou
 {
     int64_t late = s->steps - s->steps / 2;
     double *second = times + s->steps - late;
-    qsort(second, (size_t)late, sizeof *second, by_value);
+    qsort(second, (size_t)late, sizeof *second, vlai_by_value);
     row->measured = (int)late;
     row->step = second[late / 2];
     row->fastest = second[0];

@@ -4,16 +4,11 @@
 #include "bench_engine.h"
 
 #include "base/fail.h"
+#include "base/order.h"
 
 #include <stdlib.h>
 
 enum { TURNS = 3, UNCOUNTED = 2 /* steps of a turn: the first launches, the second captures */, REPEATS = 5 };
-
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
 
 static void swap_runs(bench_engine *e, vla_run **run, vla_run **update)
 {
@@ -43,7 +38,7 @@ static vla_status take_turns(const bench_setup *s, bench_engine *e, bench_row *r
                 sorted[alone][turn * counted + i] = own[UNCOUNTED + i];
         }
     for (int alone = 0; alone < 2; alone++)
-        qsort(sorted[alone], (size_t)(TURNS * counted), sizeof *times, by_value);
+        qsort(sorted[alone], (size_t)(TURNS * counted), sizeof *times, vlai_by_value);
     row->together = sorted[0][TURNS * counted / 2];
     row->alone = sorted[1][TURNS * counted / 2];
     return VLA_OK;

@@ -9,6 +9,7 @@
  * and 10 D backward. Each case has as many sets of buffers as fill 512 MB, ten times the L2, and goes round them. */
 #include "base/bf16.h"
 #include "base/memory.h"
+#include "base/order.h"
 #include "kernels/cuda.h"
 #include "kernels/device.h"
 
@@ -134,12 +135,6 @@ static vlai_cuda_tensor tensor_of(const shape *s, const vlai_cuda_tensor *like, 
     return t;
 }
 
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 /* Seconds of one launch: `launches` of them captured, replayed, and divided. */
 static double replayed(const bench *b, const vlai_cuda_call *calls, int sets)
 {
@@ -166,7 +161,7 @@ static double replayed(const bench *b, const vlai_cuda_call *calls, int sets)
     vlai_device_event_destroy(start);
     vlai_device_event_destroy(end);
     vlai_device_graph_destroy(graph);
-    qsort(seconds, REPEATS, sizeof *seconds, by_value);
+    qsort(seconds, REPEATS, sizeof *seconds, vlai_by_value);
     return seconds[REPEATS / 2];
 }
 

@@ -24,6 +24,7 @@
 
 #include "vla/run.h"
 
+struct vlai_group; /* of several ranks: opaque here */
 typedef struct vla_checkpoint vla_checkpoint;
 typedef struct vla_checkpoint_writer vla_checkpoint_writer;
 
@@ -54,7 +55,7 @@ typedef struct vla_checkpoint_writer_options {
     int64_t keep_last; /* checkpoints kept, older ones are deleted; 0 = all */
     uint32_t flags;
     /* Several ranks that write one checkpoint: each makes the same calls, at any time, and learns the same outcome. */
-    void *group;     /* their vlai_group; borrowed; NULL = one rank */
+    struct vlai_group *group; /* theirs; borrowed; NULL = one rank */
     int rank, world; /* 0 of 1 where there is no group */
 } vla_checkpoint_writer_options;
 

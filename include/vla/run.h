@@ -68,7 +68,7 @@ VLA_API vla_status vla_store_allocate(vla_store *store, vla_numerics numerics, v
 /* After the last parameter and before memory: the store becomes that of one rank. Weights and gradients stay whole on every
  * rank; of VLA_STORE_M, V and LOW each keeps slices that together are the whole. World 1 changes nothing. */
 VLA_API vla_status vla_store_shard(vla_store *store, const vla_shard_options *options, vla_error *err);
-/* The elements of a tensor that this rank keeps, in the checkpoint's order: all where nothing is shared out, none for some
+/* The elements of a tensor that this rank keeps, in the checkpoint's order: all where nothing is sharded, none for some
  * tensors. Only they can be read and written. Known once the store is laid out or allocated. */
 VLA_API void vla_store_slice(const vla_store *store, vla_store_kind kind, size_t index, int64_t *first, int64_t *count);
 VLA_API size_t vla_store_count(const vla_store *store);

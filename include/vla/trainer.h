@@ -140,7 +140,7 @@ typedef struct vla_trainer_options {
     int64_t most_plans; /* kept at once */
     int global_loss;    /* losses are means over a step instead of over a micro-batch */
     /* Several ranks that train together; batch and accumulation are each rank's. */
-    void *group;        /* their vlai_group (dist/group.h), joined; borrowed; NULL = one rank */
+    struct vlai_group *group; /* theirs (dist/group.h), joined; borrowed; NULL = one rank */
     int rank, world;    /* 0 of 1 where there is no group */
     int zero;           /* every rank keeps and steps its share of the optimizer's state; 0: all of it */
     int overlap;        /* buckets are reduced while the backward runs and weights gathered under the next forward */

@@ -1,5 +1,7 @@
 #include "data/exact_stats.h"
 
+#include "base/order.h"
+
 #include <math.h>
 #include <stdlib.h>
 
@@ -11,12 +13,6 @@ const char *const vlai_stat_names[VLAI_STAT_COUNT] = {
 static const double quantiles[] = {0.01, 0.10, 0.50, 0.90, 0.99};
 enum { QUANTILES = sizeof quantiles / sizeof *quantiles };
 
-static int ascending(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 void vlai_stats_column(const double *rows, int64_t n, int dims, int dim, double *scratch, double *out)
 {
     double sum = 0, squares = 0;
@@ -25,7 +21,7 @@ void vlai_stats_column(const double *rows, int64_t n, int dims, int dim, double 
     double mean = sum / (double)n;
     for (int64_t i = 0; i < n; i++)
         squares += (scratch[i] - mean) * (scratch[i] - mean);
-    qsort(scratch, (size_t)n, sizeof *scratch, ascending);
+    qsort(scratch, (size_t)n, sizeof *scratch, vlai_by_value);
     out[VLAI_STAT_min * dims + dim] = scratch[0];
     out[VLAI_STAT_max * dims + dim] = scratch[n - 1];
     out[VLAI_STAT_mean * dims + dim] = mean;

@@ -95,25 +95,45 @@ static int gpu_of(const char *device)
     return device[4] ? atoi(device + 5) : 0;
 }
 
-static vla_status open_transport(vlai_comm *comm, struct vlai_group *group, int gpu, vla_error *err)
+vla_status vlai_comm_available(const char *device, char *text, size_t size, vla_error *err)
 {
-    double limit = vlai_group_timeout(group);
-    (void)limit;
-    if (gpu >= 0) {
+    if (gpu_of(device) >= 0) {
 #ifdef VLA_NCCL
-        comm->transport = &vlai_nccl;
-        return vlai_nccl_open(group, limit, gpu, &comm->state, err);
+        int version;
+        VLA_TRY(vlai_nccl_version(&version, err));
+        snprintf(text, size, "NCCL %d.%d.%d", version / 10000, version / 100 % 100, version % 100);
+        return VLA_OK;
 #else
         return vlai_fail_hint(err, VLA_E_UNSUPPORTED, "build with -DVLA_CUDA=ON where nccl.h is found (libnccl-dev)",
-                              "%d ranks on GPUs: this build was made without NCCL", comm->world);
+                              "several ranks on GPUs: this build was made without NCCL");
 #endif
     }
+#ifdef VLA_GLOO
+    snprintf(text, size, "Gloo");
+    return VLA_OK;
+#else
+    return vlai_fail_hint(err, VLA_E_UNSUPPORTED, "install libgloo-dev (tools/deps) and configure the build again",
+                          "several ranks on CPUs: this build was made without Gloo");
+#endif
+}
+
+static vla_status open_transport(vlai_comm *comm, struct vlai_group *group, const char *device, vla_error *err)
+{
+    char text[64];
+    double limit = vlai_group_timeout(group);
+    (void)limit;
+    VLA_TRY(vlai_comm_available(device, text, sizeof text, err));
+#ifdef VLA_NCCL
+    if (gpu_of(device) >= 0) {
+        comm->transport = &vlai_nccl;
+        return vlai_nccl_open(group, limit, gpu_of(device), &comm->state, err);
+    }
+#endif
 #ifdef VLA_GLOO
     comm->transport = &vlai_gloo;
     return vlai_gloo_open(group, limit, &comm->state, err);
 #else
-    return vlai_fail_hint(err, VLA_E_UNSUPPORTED, "install libgloo-dev (tools/deps) and configure the build again",
-                          "%d ranks on CPUs: this build was made without Gloo", comm->world);
+    return VLA_E_UNSUPPORTED;
 #endif
 }
 
@@ -132,7 +152,7 @@ vla_status vlai_comm_open(struct vlai_group *group, const char *device, vlai_com
     comm->device = gpu >= 0 ? "cuda" : "cpu";
     pthread_mutex_init(&comm->lock, NULL);
     pthread_cond_init(&comm->wake, NULL);
-    vla_status status = comm->world > 1 ? open_transport(comm, group, gpu, err) : VLA_OK;
+    vla_status status = comm->world > 1 ? open_transport(comm, group, device, err) : VLA_OK;
     if (status == VLA_OK && comm->transport) {
         comm->watched = pthread_create(&comm->watcher, NULL, watch_main, comm) == 0;
         if (!comm->watched)

@@ -29,6 +29,8 @@ struct vla_executor;
 struct vlai_group;
 typedef struct vlai_comm vlai_comm;
 
+/* Whether ranks on `device` could be connected by this build and on this machine: what by goes to `text` ("NCCL 2.28.3", "Gloo"). */
+vla_status vlai_comm_available(const char *device, char *text, size_t size, vla_error *err);
 /* `device`: "cpu" (Gloo), "cuda" or "cuda:N" (NCCL). Every rank calls it; it returns when all are connected, or fails within
  * the group's time limit. The group must outlive the communicator. NULL group: rank 0 of 1. */
 vla_status vlai_comm_open(struct vlai_group *group, const char *device, vlai_comm **out, vla_error *err);

@@ -21,6 +21,8 @@ typedef struct vlai_transport {
 extern const vlai_transport vlai_gloo, vlai_nccl;
 /* `limit`: seconds until all ranks have to be there, and for a call of the host that waits for another rank. */
 vla_status vlai_gloo_open(struct vlai_group *group, double limit, void **state, vla_error *err);
+/* The version of the library, 22803 for 2.28.3; an error where it cannot be used. */
+vla_status vlai_nccl_version(int *version, vla_error *err);
 vla_status vlai_nccl_open(struct vlai_group *group, double limit, int device, void **state, vla_error *err);
 
 VLA_END_DECLS

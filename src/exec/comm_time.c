@@ -1,6 +1,7 @@
 #include "exec/comm_time.h"
 
 #include "base/fail.h"
+#include "base/order.h"
 #include "base/time.h"
 #include "dist/comm.h"
 #include "exec/executor.h"
@@ -67,12 +68,6 @@ static void issue(const vla_run *run, vlai_op op, int world)
     }
 }
 
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 static vla_status measure(const vla_run *run, vlai_op op, int repeats, vlai_comm_rate *out, vla_error *err)
 {
     const vla_executor *ex = run->executor;
@@ -94,7 +89,7 @@ static vla_status measure(const vla_run *run, vlai_op op, int repeats, vlai_comm
         if (r >= 0)
             times[r] = vlai_now() - began;
     }
-    qsort(times, (size_t)repeats, sizeof *times, by_value);
+    qsort(times, (size_t)repeats, sizeof *times, vlai_by_value);
     out->seconds = times[repeats / 2];
     out->bus = (double)out->bytes * (world - 1) / world * (op == VLAI_OP_all_reduce ? 2 : 1) / out->seconds;
     return VLA_OK;

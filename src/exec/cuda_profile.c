@@ -7,6 +7,7 @@
 
 #include "base/fail.h"
 #include "base/memory.h"
+#include "base/order.h"
 #include "exec/cuda_run.h"
 
 #include <stdlib.h>
@@ -108,12 +109,6 @@ static int slowest_first(const void *a, const void *b)
 {
     double x = ((const vlai_profile_row *)a)->seconds, y = ((const vlai_profile_row *)b)->seconds;
     return (x < y) - (x > y);
-}
-
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
 }
 
 static void count(const vla_run *run, vlai_profile *out)
@@ -301,8 +296,8 @@ vla_status vlai_cuda_profile(vla_run *run, int repeats, vlai_profile *out, vla_e
     }
     if (status == VLA_OK) {
         qsort(out->rows, out->n_rows, sizeof *out->rows, slowest_first);
-        qsort(times, (size_t)repeats, sizeof *times, by_value);
-        qsort(alone, (size_t)repeats, sizeof *alone, by_value);
+        qsort(times, (size_t)repeats, sizeof *times, vlai_by_value);
+        qsort(alone, (size_t)repeats, sizeof *alone, vlai_by_value);
         out->total = times[repeats / 2];
         out->matmul_alone = alone[repeats / 2];
         status = copies(run, &m, out, err);

@@ -124,11 +124,11 @@ static vla_status bind_bucket(const vla_executor *ex, const vlai_value_info *v, 
 {
     vla_store_kind kind = strncmp(v->name, VLAI_STATE_WEIGHTS, 2) ? VLA_STORE_GRADIENT : VLA_STORE_WEIGHT;
     size_t b = strtoull(v->name + 2, NULL, 10);
-    if (!store || b >= store->n_buckets || store->buckets[b].length != v->elements || vlai_bucket_dtype(store, kind, &store->buckets[b]) != v->dtype)
-        return vlai_fail(err, VLA_E_SHAPE, "bucket '%s' of the plan, %lld elements of %s, is not one of the store: it was shared out for other ranks",
+    if (!store || b >= store->n_buckets || store->buckets[b].length != v->elements || vlai_store_bucket_dtype(store, kind, &store->buckets[b]) != v->dtype)
+        return vlai_fail(err, VLA_E_SHAPE, "bucket '%s' of the plan, %lld elements of %s, is not one of the store: it was sharded for other ranks",
                          v->name, (long long)v->elements, vlai_graph_dtype_name(v->dtype));
     char *arena = vlai_store_arena(store, ex, kind);
-    *data = arena ? arena + vlai_bucket_offset(store, kind, &store->buckets[b]) : NULL;
+    *data = arena ? arena + vlai_store_bucket_offset(store, kind, &store->buckets[b]) : NULL;
     return *data ? VLA_OK : vlai_fail(err, VLA_E_INVALID, "bucket '%s': the store is not on the device %s", v->name, ex->backend->name);
 }
 

@@ -2,6 +2,7 @@
 #include "base/bf16.h"
 #include "base/fail.h"
 #include "base/memory.h"
+#include "base/order.h"
 #include "base/time.h"
 #include "dist/comm.h"
 #include "exec/executor.h"
@@ -175,12 +176,6 @@ static void *cpu_data(const vla_run *run, vla_value v)
     return run->data[v];
 }
 
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 static vla_status cpu_profile(vla_run *run, int repeats, vlai_profile *out, vla_error *err)
 {
     const vla_graph *g = run->plan->graph;
@@ -216,8 +211,8 @@ static vla_status cpu_profile(vla_run *run, int repeats, vlai_profile *out, vla_
         if (g->nodes[n].op == VLAI_OP_matmul)
             out->flops_matmul += cost.flops;
     }
-    qsort(totals, (size_t)repeats, sizeof *totals, by_value);
-    qsort(alone, (size_t)repeats, sizeof *alone, by_value);
+    qsort(totals, (size_t)repeats, sizeof *totals, vlai_by_value);
+    qsort(alone, (size_t)repeats, sizeof *alone, vlai_by_value);
     out->total = totals[repeats / 2];
     out->matmul_alone = alone[repeats / 2];
     vlai_free(totals);

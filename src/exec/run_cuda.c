@@ -1,5 +1,6 @@
-/* One CUDA device: an arena and scratch in device memory, launches resolved once, on one stream or in two lanes, replayed
- * from a captured graph when the plan's options say so. Collectives of several ranks have a lane of their own, or stand in the first.
+/* One CUDA device: an arena and scratch in device memory, launches resolved once, on one stream or in lanes of a stream each
+ * (exec/schedule.h, the last for the collectives of several ranks alone), replayed from a captured graph when the plan's
+ * options say so.
  *
  * An execution: inputs go from one of two pinned host copies over their own stream to staging memory, from there in one
  * copy to the start of the arena; then the launches; then small results to pinned memory. Nothing is allocated and the host

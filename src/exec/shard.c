@@ -1,7 +1,8 @@
-/* Layouts of stores: what each kind takes, where every parameter stands, and how ranks share it out. */
+/* Layouts of stores: what each kind takes, where every parameter stands, and how it is sharded over ranks. */
 #include "exec/shard.h"
 
 #include "base/fail.h"
+#include "base/log.h"
 
 #include <string.h>
 
@@ -11,10 +12,13 @@ enum { BYTES = 256 };
 enum { CLASSES = 2 };
 static const vla_dtype class_type[CLASSES] = {VLA_COMPUTE, VLA_PRECISE};
 
-vla_status vla_store_shard(vla_store *store, const vla_shard_options *o, vla_error *err)
+vla_status vla_store_shard(vla_store *store, const vla_shard_options *options, vla_error *err)
 {
+    vla_shard_options given = {.size = sizeof given, .world = 1};
+    const vla_shard_options *o = &given;
+    memcpy(&given, options, options->size < sizeof given ? options->size : sizeof given);
     if (store->arena[VLA_STORE_WEIGHT] || store->device[VLA_STORE_WEIGHT])
-        return vlai_fail(err, VLA_E_INVALID, "the store is already allocated: it is shared out over ranks before that");
+        return vlai_fail(err, VLA_E_INVALID, "the store is already allocated: it is sharded over ranks before that");
     if (o->world < 1 || o->rank < 0 || o->rank >= o->world)
         return vlai_fail(err, VLA_E_INVALID, "a store of rank %d of %d: wanted a rank from 0 to %d", o->rank, o->world, o->world - 1);
     if (o->world > 1 && o->bucket_bytes == 0)
@@ -230,14 +234,29 @@ size_t vla_store_bytes(const vla_store *store, vla_store_kind kind, vla_numerics
     return total;
 }
 
-size_t vlai_bucket_offset(const vla_store *store, vla_store_kind kind, const vlai_store_bucket *bucket)
+size_t vlai_store_bucket_offset(const vla_store *store, vla_store_kind kind, const vlai_store_bucket *bucket)
 {
-    return store->base[kind][bucket->symbolic == VLA_PRECISE] + (size_t)bucket->first * vla_dtype_size(vlai_bucket_dtype(store, kind, bucket));
+    return store->base[kind][bucket->symbolic == VLA_PRECISE] + (size_t)bucket->first * vla_dtype_size(vlai_store_bucket_dtype(store, kind, bucket));
 }
 
-vla_dtype vlai_bucket_dtype(const vla_store *store, vla_store_kind kind, const vlai_store_bucket *bucket)
+vla_dtype vlai_store_bucket_dtype(const vla_store *store, vla_store_kind kind, const vlai_store_bucket *bucket)
 {
     return stored_type(bucket->symbolic, kind, store->numerics, store->use);
+}
+
+void vlai_store_tell(const vla_store *store)
+{
+    if (!vlai_store_is_sharded(store) || store->rank > 0)
+        return;
+    size_t total = 0, most = 0;
+    for (size_t b = 0; b < store->n_buckets; b++) {
+        size_t bytes = (size_t)store->buckets[b].length * vla_dtype_size(vlai_store_bucket_dtype(store, VLA_STORE_WEIGHT, &store->buckets[b]));
+        total += bytes;
+        most = bytes > most ? bytes : most;
+    }
+    vlai_info("gradients: %zu buckets of at most %.3g MB (%.3g MB asked for), %.4g GB together in the weights' types; each of %d ranks steps %s",
+              store->n_buckets, 1e-6 * (double)most, 1e-6 * (double)store->bucket_bytes, 1e-9 * (double)total, store->world,
+              store->zero ? "its share" : "all");
 }
 
 /* ---- slices in the checkpoint's order ---- */

@@ -1,4 +1,4 @@
-/* How a store is shared out over ranks: flat positions, gradient buckets, slices.
+/* How a store is sharded over ranks: flat positions, gradient buckets, slices.
  *
  * Parameters of one symbolic type are a class. A class is a row of positions, one per element, in checkpoint order; every
  * tensor begins at a multiple of VLAI_SHARD_ALIGN. All kinds of a class use the same positions, so that a range of them is
@@ -43,7 +43,10 @@ static inline int64_t vlai_param_origin(const vlai_param *p, vla_store_kind kind
 }
 
 /* Bytes into the arena of WEIGHT or GRADIENT at which the bucket begins, and its elements' type there. */
-size_t vlai_bucket_offset(const vla_store *store, vla_store_kind kind, const vlai_store_bucket *bucket);
-vla_dtype vlai_bucket_dtype(const vla_store *store, vla_store_kind kind, const vlai_store_bucket *bucket);
+size_t vlai_store_bucket_offset(const vla_store *store, vla_store_kind kind, const vlai_store_bucket *bucket);
+vla_dtype vlai_store_bucket_dtype(const vla_store *store, vla_store_kind kind, const vlai_store_bucket *bucket);
+
+/* Rank 0 of several logs how many buckets there are, and how large. */
+void vlai_store_tell(const vla_store *store);
 
 #endif

@@ -134,6 +134,7 @@ vla_status vla_store_allocate(vla_store *store, vla_numerics numerics, vla_store
         memset(store->arena[k], 0, total);
         store->bytes[k] = total;
     }
+    vlai_store_tell(store);
     return VLA_OK;
 }
 
@@ -157,6 +158,7 @@ vla_status vla_store_allocate_on(vla_store *store, vla_executor *ex, vla_numeric
             return vlai_nomem(err, store->bytes[k]);
         memset(store->arena[k], 0, store->bytes[k]);
     }
+    vlai_store_tell(store);
     return VLA_OK;
 }
 

@@ -11,13 +11,14 @@
 
 VLA_BEGIN_DECLS
 
-/* Of a step of `accumulation` micro-batches (1 or more), whose gradients are added up as those of their mean. `gradients` (one per parameter of the store) is raised as vla_graph_store_gradients says. The caller owns the plan. */
+/* Of a step of `accumulation` micro-batches (1 or more), whose gradients are added up as those of their mean. `gradients` (one per
+ * parameter of the store) is raised as vla_graph_store_gradients says. The caller owns the plan. */
 vla_status vlai_wallx_plan_training(const vlai_wallx_config *config, const vlai_wallx_shape *shape, const vla_store *store,
                                     int64_t accumulation, const vla_plan_options *options, vla_gradient_status *gradients,
                                     vla_plan **out, vla_error *err);
 
 /* The plan of a whole step of one micro-batch: forward, backward, clip and AdamW (vla_graph_step). Of one rank of several where
- * the store is shared out: the step is then that of the mean over the ranks' micro-batches. */
+ * the store is sharded: the step is then that of the mean over the ranks' micro-batches. */
 vla_status vlai_wallx_plan_step(const vlai_wallx_config *config, const vlai_wallx_shape *shape, const vla_store *store,
                                 const vla_adamw_options *adamw, const vla_plan_options *options,
                                 vla_gradient_status *gradients, vla_plan **out, vla_error *err);

@@ -2,6 +2,7 @@
  * the graph that training uses. */
 #include "base/fail.h"
 #include "base/json.h"
+#include "base/order.h"
 #include "exec/store.h"
 #include "optim/settings.h"
 #include "parity/model.h"
@@ -338,12 +339,6 @@ done:
 
 /* ---- Steps ------------------------------------------------------------------------------------------------------ */
 
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 vla_status vlai_parity_compare_store(vlai_parity_case *c, const vlai_parity_model *m, const vlai_safetensors *st, vla_store_kind kind,
                                      double weight, vla_error *err)
 {
@@ -397,7 +392,7 @@ vla_status vlai_parity_compare_store(vlai_parity_case *c, const vlai_parity_mode
             vlai_arena_fini(&one);
         }
     if (status == VLA_OK && compared) {
-        qsort(errors, compared, sizeof *errors, by_value);
+        qsort(errors, compared, sizeof *errors, vlai_by_value);
         double median = errors[compared / 2];
         if (bf16)
             vlai_parity_report(c, gradients ? "grads_median" : "after_median", "median over tensors", median,

@@ -42,7 +42,7 @@ typedef struct bucket_state {
     bool stepped, reduced;  /* weights change; there are gradients */
     bool stored;            /* the gradients are the store's */
     int64_t begin, ready;   /* nodes: before the first member is made, behind the last */
-    vla_value value, shard; /* shard: what is left of it, the bucket itself when nothing is shared out */
+    vla_value value, shard; /* shard: what is left of it, the bucket itself when nothing is sharded */
     vla_dtype dtype;        /* that is reduced */
 } bucket_state;
 
@@ -193,7 +193,7 @@ static vla_status look_at_buckets(state *s, vla_error *err)
             t->begin = c->ready < t->begin ? c->ready : t->begin;
             t->ready = c->ready > t->ready ? c->ready : t->ready;
         }
-        t->dtype = vlai_bucket_dtype(s->store, t->stored ? VLA_STORE_GRADIENT : VLA_STORE_WEIGHT, k);
+        t->dtype = vlai_store_bucket_dtype(s->store, t->stored ? VLA_STORE_GRADIENT : VLA_STORE_WEIGHT, k);
         if (k->symbolic == VLA_COMPUTE)
             t->dtype = reduced_type(s, t->dtype);
         t->begin = t->begin < 0 ? 0 : t->begin;
@@ -298,7 +298,7 @@ static vla_value bucket_leaf(state *s, const char *prefix, size_t b, vla_store_k
     char name[32];
     const vlai_store_bucket *k = &s->store->buckets[b];
     snprintf(name, sizeof name, "%s%zu", prefix, b);
-    return vlai_graph_leaf(s->g, VLAI_STATE, name, vlai_bucket_dtype(s->store, kind, k), 1, &k->length);
+    return vlai_graph_leaf(s->g, VLAI_STATE, name, vlai_store_bucket_dtype(s->store, kind, k), 1, &k->length);
 }
 
 /* The member's gradient is made in its place, or copied there behind its maker. */

@@ -194,7 +194,7 @@
       "full_shard|shard_grad_op|no_shard|hybrid_shard|_hybrid_shard_zero2; --zero decides what is sharded")            \
     X(INT, fsdp_hsdp_replicate_size, 0, 0, 1000000, QUIET, "belongs to hybrid_shard")                                  \
     X(BOOL, fsdp_cpu_offload, false, 0, 0, ONLY, "nothing is moved to host memory; memory.recompute saves memory")     \
-    X(CHOICE, fsdp_reduce_dtype, 0, 0, 0, QUIET, "bf16|fp32|fp16; gradients are reduced in the type they are kept in") \
+    X(CHOICE, fsdp_reduce_dtype, 0, 0, 0, QUIET, "bf16|fp32|fp16; dist.gradient_dtype says what gradients are reduced in") \
     X(BOOL, use_mixed_precision, true, 0, 0, ONLY, "training.numerics: fp32 trains without mixed precision")           \
     X(BOOL, bf16, true, 0, 0, ONLY, "fp16 is not written here; training.numerics chooses fp32 or bf16")                \
     X(BOOL, use_amp, false, 0, 0, ONLY, "autocast is PyTorch's; training.numerics chooses fp32 or bf16")               \

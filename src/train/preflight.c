@@ -6,6 +6,7 @@
 #include "base/memory.h"
 #include "ckpt/ckpt.h"
 #include "data/feed.h"
+#include "dist/comm.h"
 #include "model/wallx_layout.h"
 #include "train/contract_config.h"
 #include "train/device.h"
@@ -330,6 +331,32 @@ static void check_device(look *l)
         vlai_look_say(l, "device", VLAI_CHECK_OK, "%s: %.3f GB free", device, 1e-9 * (double)vlai_device_room(l->executor, 0, 0));
 }
 
+/* Whether the ranks could be connected, and how many machines they take: they themselves meet when the run starts. */
+static void check_collectives(look *l)
+{
+    vla_error e = VLA_ERROR_INIT;
+    char device[VLAI_DEVICE_NAME], by[64];
+    if (l->ranks == 1) {
+        vlai_look_say(l, "collectives", VLAI_CHECK_SKIPPED, "one rank: there is nothing to connect");
+        return;
+    }
+    if (vlai_device_choose(l->config->training.device, device, &e) != VLA_OK) {
+        vlai_look_say(l, "collectives", VLAI_CHECK_SKIPPED, "needs the device");
+        return;
+    }
+    if (!vlai_look_judge(l, "collectives", vlai_comm_available(device, by, sizeof by, &e), &e))
+        return;
+    int gpus = vlai_gpu_count();
+    if (!strcmp(device, "cpu"))
+        vlai_look_say(l, "collectives", VLAI_CHECK_OK, "%s, %d ranks on CPUs; memory is that of one of them", by, l->ranks);
+    else if (l->ranks > gpus)
+        vlai_look_say(l, "collectives", VLAI_CHECK_NOTE, "%s, %d ranks; this machine shows %d GPU%s, so that they take %d such machines; "
+                      "memory is that of one rank", by, l->ranks, gpus, gpus == 1 ? "" : "s", (l->ranks + gpus - 1) / gpus);
+    else
+        vlai_look_say(l, "collectives", VLAI_CHECK_OK, "%s, %d ranks, %d GPU%s on this machine; memory is that of one rank", by, l->ranks, gpus,
+                      gpus == 1 ? "" : "s");
+}
+
 static void close_first_part(look *l)
 {
     vla_dataset_close(l->set);
@@ -359,10 +386,7 @@ vla_status vlai_preflight_run(const vlai_config *config, int ranks, vlai_preflig
     if (l.status == VLA_OK)
         vlai_look_memory(&l);
     check_disk(&l);
-    if (ranks > 1)
-        vlai_look_say(&l, "collectives", VLAI_CHECK_SKIPPED, "memory is that of one of %d ranks; they meet when the run starts", ranks);
-    else
-        vlai_look_say(&l, "collectives", VLAI_CHECK_SKIPPED, "one rank: there is nothing to connect");
+    check_collectives(&l);
     vlai_wallx_task_close(l.task);
     vla_executor_destroy(l.executor);
     if (l.status != VLA_OK)

@@ -321,7 +321,8 @@ static vla_status plan_run(look *l, prompts *p, slots *made, vlai_run_settings *
     int64_t workers = o->workers > 0 ? o->workers : 1;
     out->memory.loader = (size_t)vlai_loader_slots(&loader) * slot_bytes(made->items[0]) + (size_t)workers * worker;
     *settings = (vlai_run_settings){.batch = o->batch, .accumulation = o->accumulation, .validation_batch = validation,
-                                    .numerics = o->numerics, .recompute = o->recompute, .layout = o->layout, .whole_step = o->whole_step || (l->ranks > 1 && o->overlap && o->accumulation == 1), .threads = o->threads, .fuse = o->fuse,
+                                    .numerics = o->numerics, .recompute = o->recompute, .layout = o->layout, .threads = o->threads, .fuse = o->fuse,
+                                    .whole_step = o->whole_step || (l->ranks > 1 && o->overlap && o->accumulation == 1),
                                     .fast = o->fast, .visual_layers = o->visual_layers, .fast_attention = o->fast_attention,
                                     .automatic = o->recompute_auto, .limit = o->memory_limit, .executor = l->executor,
                                     .shard = {sizeof(vla_shard_options), 0, l->ranks, o->bucket_bytes, o->zero}, .overlap = o->overlap,

@@ -4,6 +4,7 @@
 #include "base/io.h"
 #include "base/json.h"
 #include "base/memory.h"
+#include "base/order.h"
 #include "ckpt/ckpt.h"
 #include "train/metrics.h"
 #include "train/report_bench.h"
@@ -141,18 +142,12 @@ static double last_of(const records *r, int key)
     return NAN;
 }
 
-static int compare_doubles(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 /* The middle value; the array is reordered. */
 static double median(double *values, int64_t count)
 {
     if (!count)
         return NAN;
-    qsort(values, (size_t)count, sizeof *values, compare_doubles);
+    qsort(values, (size_t)count, sizeof *values, vlai_by_value);
     return values[count / 2];
 }
 

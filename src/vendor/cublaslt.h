@@ -2,7 +2,8 @@
  *
  * Row-major c [M,N] = op(a) op(b) (+ bias [N]) (+ residual [M,N]), and on demand sums [M] = sums of op(a) over K. Operands
  * bf16 or fp32 of one type, accumulation fp32 (no TF32), result bf16 or fp32; bias and residual are added before the one
- * rounding; c may not lie over the residual, because in place the library (13.1) rounds a bf16 product before the sum. No algorithm that adds with atomics is taken, so that a choice gives the same bits each time. */
+ * rounding; c may not lie over the residual, because in place the library (13.1) rounds a bf16 product before the sum. No algorithm
+ * that adds with atomics is taken, so that a choice gives the same bits each time. */
 #ifndef VLAI_CUBLASLT_H
 #define VLAI_CUBLASLT_H
 

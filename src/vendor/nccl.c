@@ -66,6 +66,13 @@ static vla_status load(vla_error *err)
                           "NCCL, for several GPUs, cannot be used: %s", lib.missing);
 }
 
+vla_status vlai_nccl_version(int *version, vla_error *err)
+{
+    VLA_TRY(load(err));
+    *version = lib.version;
+    return VLA_OK;
+}
+
 static vla_status cuda_failed(cudaError_t code, const char *what, vla_error *err)
 {
     return vlai_fail(err, VLA_E_CUDA, "%s: CUDA: %s", what, cudaGetErrorString(code));

@@ -216,6 +216,7 @@ static void two_machines_train(void **state)
     assert_false(holds("log.b", "step"));
     assert_true(vlai_is_file(tiny_at("two/logs/rank_1.log")));
     must_hold("two/logs/rank_0.log", "rank 0 of 2, local rank 0 of 1, machine 0 of 2");
+    must_hold("two/logs/rank_0.log", "each of 2 ranks steps its share");
     assert_true(vlai_is_file(tiny_at("two/config.resolved.json")));
     assert_true(vlai_is_file(tiny_at("two/report.html")));
     /* the launchers' script, and going on */

@@ -122,6 +122,10 @@ static void ranks_share_the_state(void **state)
     all = result();
     assert_true(number(all, "memory", "optimizer") == 2 * number(all, "memory", "weights"));
     json_decref(all);
+    if (run("preflight --ranks 4 --device cpu --config " DEMO_CONFIG) == 0)
+        assert_true(output_has("Gloo, 4 ranks on CPUs"));
+    else
+        assert_true(output_has("FAIL collectives") && output_has("made without Gloo"));
     assert_int_equal(run("preflight --ranks none --config " DEMO_CONFIG), 2);
     assert_true(output_has("--ranks 'none'"));
 }

@@ -100,7 +100,7 @@ static void test_defaults_and_sizes(void **state)
     json_decref(p);
 }
 
-/* Steps of several ranks: the state is shared out, and gradients take no more room than they have where activations were. */
+/* Steps of several ranks: the state is sharded, and gradients take no more room than they have where activations were. */
 static void test_ranks(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* A store shared out over ranks: buckets and slices cover everything once, state is kept where it belongs, and N ranks that
+/* A store sharded over ranks: buckets and slices cover everything once, state is kept where it belongs, and N ranks that
  * are stepped one after the other by their own plans get the bits of one rank that accumulates their micro-batches. */
 #include "test.h"
 
@@ -97,7 +97,7 @@ static void check_buckets(const vla_store *s, size_t bucket_bytes)
         }
         assert_true(reached <= k->first + k->length);
         assert_true(k->count == 1 || (size_t)(reached - k->first) * size[c] <= bucket_bytes);
-        assert_int_equal(vlai_bucket_offset(s, VLA_STORE_WEIGHT, k) % 256, 0);
+        assert_int_equal(vlai_store_bucket_offset(s, VLA_STORE_WEIGHT, k) % 256, 0);
     }
     for (size_t i = 0; i < COUNT; i++)
         assert_int_equal(seen[i], s->params[i].elements > 0);
