@@ -8,6 +8,7 @@
 #include "exec/device_facts.h"
 #include "train/device.h"
 
+#include <math.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,13 +27,14 @@ static const char help[] =
     "  --master-addr A      host of rank 0, which is on machine 0 (127.0.0.1)\n"
     "  --master-port P      where it listens (29500; on one machine any that is free)\n"
     "  --time-limit S       most seconds that ranks wait for each other, also at the start (300)\n\n"
+    "NNODES, NODE_RANK, MASTER_ADDR and, with several machines, MASTER_PORT stand in for these arguments where they are not given.\n\n"
     "Examples:\n"
     "  vla launch train --config configs/libero.yml\n"
     "  vla launch --nnodes 2 --node-rank 1 --master-addr 10.0.0.1 train --config configs/libero.yml   # once per machine\n"
     "  vla launch --nproc 2 train --config demo.yml --device cpu\n"
     "  vla launch --nnodes 2 --node-rank 0 --master-addr 10.0.0.1 bench --config configs/libero_local_perf.yml --batch 26\n";
 
-enum { USUAL_PORT = 29500, PORT_MOST = 65535 };
+enum { USUAL_PORT = 29500, PORT_MOST = 65535, RANKS_MOST = 4096 };
 
 typedef struct {
     const char *nproc, *gpus, *port, *address;
@@ -147,9 +149,38 @@ static int start(int argc, char **argv, const request *q, int ranks, int port)
     return status == VLA_OK ? end.code : command_fail("launch", &err);
 }
 
+/* What the environment says of machines, for arguments that are not given; false where it was refused. */
+static bool take_environment(request *q)
+{
+    const struct {
+        const char *name;
+        int64_t *value, least, most;
+    } rows[] = {{"NNODES", &q->nodes, 1, RANKS_MOST}, {"NODE_RANK", &q->node, 0, RANKS_MOST - 1}};
+    char message[256], *end;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        const char *text = getenv(rows[i].name);
+        bool given = *rows[i].value >= 0;
+        long long n = text && *text ? strtoll(text, &end, 10) : rows[i].least;
+        if (!given && text && *text && (*end || n < rows[i].least || n > rows[i].most)) {
+            snprintf(message, sizeof message, "environment: %s is '%.64s', wanted a number of %lld to %lld", rows[i].name, text, (long long)rows[i].least,
+                     (long long)rows[i].most);
+            refuse(message, "set it to a number, or unset it");
+            return false;
+        }
+        if (!given)
+            *rows[i].value = n;
+    }
+    const char *address = getenv("MASTER_ADDR"), *port = getenv("MASTER_PORT");
+    if (!q->address)
+        q->address = address && *address && q->nodes > 1 ? address : "127.0.0.1";
+    if (!q->port && q->nodes > 1)
+        q->port = port;
+    return true;
+}
+
 int command_launch(int argc, char **argv)
 {
-    request q = {.nodes = 1, .address = "127.0.0.1"};
+    request q = {.nodes = -1, .node = -1, .time_limit = NAN};
     const arg_row rows[] = {
         {"--nproc", ARG_TEXT, &q.nproc},         {"--gpus", ARG_TEXT, &q.gpus},
         {"--nnodes", ARG_COUNT, &q.nodes},       {"--node-rank", ARG_INT, &q.node},
@@ -175,9 +206,13 @@ int command_launch(int argc, char **argv)
                  "and each of them would start its own", world, rank ? rank : "is not set");
         return refuse(message, "under torchrun, accelerate or srun start `vla train` itself; else unset WORLD_SIZE and RANK");
     }
+    if (!take_environment(&q))
+        return EXIT_USAGE;
     long port = q.port && *q.port ? strtol(q.port, &end, 10) : 0;
-    if ((q.port && *q.port && *end) || port < 0 || port > PORT_MOST)
-        return refuse("--master-port: wanted a number of 1 to 65535, or 0 for one that is free", "vla launch --help");
+    if ((q.port && *q.port && *end) || port < 0 || port > PORT_MOST) {
+        snprintf(message, sizeof message, "--master-port or MASTER_PORT '%.64s': wanted a number of 1 to 65535, or 0 for one that is free", q.port);
+        return refuse(message, "vla launch --help");
+    }
     if (q.node >= q.nodes) {
         snprintf(message, sizeof message, "--node-rank %lld with --nnodes %lld: wanted 0 to %lld", (long long)q.node, (long long)q.nodes,
                  (long long)q.nodes - 1);
@@ -185,14 +220,14 @@ int command_launch(int argc, char **argv)
     }
     if (q.nodes > 1 && port == 0)
         port = USUAL_PORT;
-    if (q.time_limit < 0)
+    if (!isnan(q.time_limit) && q.time_limit <= 0)
         return refuse("--time-limit: wanted seconds, above 0", "vla launch --help");
     int ranks = count_ranks(&q, named_device(argc - split, argv + split));
     if (ranks < 0)
         return EXIT_USAGE;
     if (ranks == 1 && q.nodes == 1)
         return stay(argc - split, argv + split);
-    if (q.nodes > 4096 || (int64_t)ranks * q.nodes > 4096)
+    if (q.nodes > RANKS_MOST || (int64_t)ranks * q.nodes > RANKS_MOST)
         return refuse("more than 4096 ranks", "vla launch --help");
     return start(argc - split, argv + split, &q, ranks, (int)port);
 }

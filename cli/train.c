@@ -341,6 +341,27 @@ static vla_status agree_config(const request *q, together *t, const vlai_config 
     return status;
 }
 
+/* What the model and its processor are read from: copies on several machines must be the same. */
+static vla_status agree_files(together *t, const vlai_wallx_setup *s, vla_error *err)
+{
+    vlai_text all = {0};
+    vla_status status = VLA_OK;
+    for (size_t i = 0; i < s->options.file_count && status == VLA_OK; i++) {
+        uint64_t hash, size;
+        const vla_checkpoint_file *f = &s->options.files[i];
+        if (!f->source) /* the configuration, which is compared key by key */
+            continue;
+        status = vlai_ckpt_hash_file(f->source, &hash, &size, err);
+        vlai_text_printf(&all, "%s: %" PRIu64 " bytes, XXH64 %016" PRIx64 "\n", f->source, size, hash);
+    }
+    if (status == VLA_OK)
+        status = vlai_text_status(&all, err);
+    if (status == VLA_OK)
+        status = together_agree(t, "the files of the model", all.data ? all.data : "", err);
+    vlai_text_fini(&all);
+    return status;
+}
+
 /* The data set and all that training takes from it, one value a line. */
 static vla_status agree_data(together *t, const vlai_wallx_setup *s, vla_error *err)
 {
@@ -506,6 +527,8 @@ static vla_status train(view *v, const request *q, together *t, const vlai_confi
         print_line(v, "INFO", line);
     }
     if (t->group)
+        status = agree_files(t, s, err);
+    if (t->group && status == VLA_OK)
         status = agree_data(t, s, err);
     if (status == VLA_OK)
         status = run(v, q, t, config, s, &trainer, err);

@@ -95,8 +95,8 @@ vla_status vlai_group_get(vlai_group *group, const char *key, double timeout_s, 
 
 /* Returns when every rank has called it. `what` goes into messages ("the save of step 100"). timeout_s 0: the group's. */
 vla_status vlai_group_barrier(vlai_group *group, const char *what, double timeout_s, vla_error *err);
-/* Every rank's text must equal rank 0's; else VLA_E_INVALID on every rank, naming `what`, the first rank that differs, the line's
- * number, and that line on both. The group can still be used then. */
+/* Every rank's text must equal rank 0's; else VLA_E_INVALID on every rank, naming `what`, the first rank that differs, and its
+ * first line that does on both. The group can still be used then. */
 vla_status vlai_group_agree(vlai_group *group, const char *what, const char *text, vla_error *err);
 /* Rank 0's `size` bytes of `data` into every rank's. Returns when every rank has called it. */
 vla_status vlai_group_broadcast(vlai_group *group, const char *what, void *data, size_t size, vla_error *err);

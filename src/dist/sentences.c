@@ -77,6 +77,6 @@ bool vlai_first_difference(vlai_lines text, vlai_lines of_rank_0, char out[VLAI_
     char here[LINE + 8], there[LINE + 8];
     line_of(text, line, here);
     line_of(of_rank_0, line, there);
-    snprintf(out, VLAI_LISTED, "line %zu: '%s' where rank 0 has '%s'", line + 1, here, there);
+    snprintf(out, VLAI_LISTED, "'%s' where rank 0 has '%s'", here, there);
     return true;
 }

@@ -26,7 +26,7 @@ typedef struct vlai_lines { /* a text without a final zero; data may be NULL whe
     size_t size;
 } vlai_lines;
 
-/* "line 3: 'batch: 8' where rank 0 has 'batch: 16'", lines cut and made printable; false when the texts are equal. */
+/* "'batch: 8' where rank 0 has 'batch: 16'": the first line that differs, cut and made printable; false when the texts are equal. */
 bool vlai_first_difference(vlai_lines text, vlai_lines of_rank_0, char out[VLAI_LISTED]);
 
 VLA_END_DECLS

@@ -210,6 +210,7 @@ vla_status vlai_config_dump(const vlai_config *config, char **out, vla_error *er
 vla_status vlai_config_common(const vlai_config *config, char **out, vla_error *err)
 {
     static const char *const own[] = {"training.device", "training.threads", "data.num_workers", "data.frame_cache_dir"};
+    static const char follows[] = "eval_batch_size_per_gpu"; /* another key where it is not given, which is to be named first */
     vlai_text t = {0};
     for (const section *s = vlai_config_sections; s->path; s++)
         for (size_t i = 0; i < s->count; i++) {
@@ -217,6 +218,7 @@ vla_status vlai_config_common(const vlai_config *config, char **out, vla_error *
             char key[256];
             bool skipped = is_alias(config, s, o);
             vlai_config_key(s, o, key, sizeof key);
+            skipped |= !strcmp(key, follows);
             for (size_t k = 0; k < sizeof own / sizeof *own; k++)
                 skipped |= !strcmp(key, own[k]);
             if (skipped)
@@ -225,6 +227,7 @@ vla_status vlai_config_common(const vlai_config *config, char **out, vla_error *
             put_value(&t, o, vlai_config_field(config, s, o));
             vlai_text_puts(&t, "\n");
         }
+    vlai_text_printf(&t, "%s: %lld\n", follows, (long long)config->top.eval_batch_size_per_gpu);
     return take(&t, out, err);
 }
 

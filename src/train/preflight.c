@@ -269,10 +269,11 @@ static void check_run(look *l)
     if (!vlai_look_judge(l, "run", vlai_wallx_task_open(l->config, &l->task, &e), &e))
         return;
     const vlai_wallx_setup *s = vlai_wallx_task_setup(l->task);
-    int64_t step = s->options.batch * s->options.accumulation;
+    int64_t step = s->options.batch * s->options.accumulation * l->ranks;
     if (s->samples.count < step) {
         vla_status status = vlai_fail_hint(&e, VLA_E_INVALID, "lower hyperparams.batch_size_per_gpu or gradient_accumulation_steps, or add data",
-                                           "the training split has %" PRId64 " samples, a step takes %" PRId64, s->samples.count, step);
+                                           "the training split has %" PRId64 " samples, a step takes %" PRId64 " x %" PRId64 " x %d rank%s", s->samples.count,
+                                           s->options.batch, s->options.accumulation, l->ranks, l->ranks == 1 ? "" : "s");
         vlai_look_judge(l, "run", status, &e);
         return;
     }
@@ -299,7 +300,7 @@ static void check_disk(look *l)
         return;
     }
     const vla_trainer_options *o = &vlai_wallx_task_setup(l->task)->options;
-    uint64_t bytes = l->out->memory.checkpoint, room;
+    uint64_t bytes = l->out->memory.files, room;
     l->out->checkpoint_bytes = bytes;
     if (!vlai_look_judge(l, "disk", vlai_ckpt_free_bytes(o->run, &room, &e), &e))
         return;

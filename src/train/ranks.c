@@ -71,9 +71,10 @@ vla_status vlai_ranks_open(vla_trainer *t, vla_error *err)
 /* Rank 0 leaves a file with a number in it, and the others must find it there. */
 vla_status vlai_ranks_see_folder(const vla_trainer *t, vla_error *err)
 {
-    enum { PATIENCE = 10 /* seconds: a network's file system may show a new file late */ };
+    static const double patience_s = 10; /* a network's file system may show a new file late */
     char path[4096], token[40], *found = NULL;
     size_t size;
+    int blind = 0;
     if (!t->group)
         return VLA_OK;
     if (!vlai_path_join(path, sizeof path, t->options.run, TOKEN_FILE))
@@ -87,8 +88,11 @@ vla_status vlai_ranks_see_folder(const vla_trainer *t, vla_error *err)
     }
     VLA_TRY(vlai_group_broadcast(t->group, "the run folder", token, sizeof token, err));
     vla_error ignored = VLA_ERROR_INIT;
-    bool same = t->rank == 0;
-    for (double began = vlai_now(); !same && vlai_now() - began < PATIENCE;) {
+    uint8_t same = t->rank == 0, *seen = vlai_calloc(1, (size_t)t->world);
+    if (!seen)
+        return vlai_nomem(err, (size_t)t->world);
+    double end = vlai_now() + fmin(patience_s, vlai_group_timeout(t->group) / 2);
+    while (!same && vlai_now() < end) {
         if (vlai_read_file(path, 64, &found, &size, &ignored) == VLA_OK) {
             same = !strcmp(found, token);
             vlai_free(found);
@@ -96,14 +100,17 @@ vla_status vlai_ranks_see_folder(const vla_trainer *t, vla_error *err)
         if (!same)
             nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
     }
-    if (!same)
-        return vlai_fail_hint(err, VLA_E_IO, "set checkpoint.save_path to a folder of a file system that all machines share",
-                              "%s: rank %d on host %s does not see the run folder of rank 0 on host %s", t->options.run, t->rank,
-                              vlai_group_host(t->group, t->rank), vlai_group_host(t->group, 0));
-    VLA_TRY(vlai_group_barrier(t->group, "the run folder", 0, err));
+    vla_status status = vlai_group_gather_all(t->group, "who sees the run folder", &same, sizeof same, seen, err);
     if (t->rank == 0)
         unlink(path);
-    return VLA_OK;
+    while (status == VLA_OK && blind < t->world && seen[blind])
+        blind++;
+    vlai_free(seen);
+    if (status == VLA_OK && blind < t->world)
+        status = vlai_fail_hint(err, VLA_E_IO, "set checkpoint.save_path to a folder of a file system that all machines share",
+                                "%s: rank %d on host %s does not see the run folder of rank 0 on host %s", t->options.run, blind,
+                                vlai_group_host(t->group, blind), vlai_group_host(t->group, 0));
+    return status;
 }
 
 /* Rank 0 has chosen the checkpoint that all start from; "" = none. */

@@ -210,6 +210,7 @@ static void add_store(planner *p)
     p->out->gradients = bytes[VLA_STORE_GRADIENT];
     p->out->optimizer = bytes[VLA_STORE_M] + bytes[VLA_STORE_V] + bytes[VLA_STORE_LOW];
     p->out->checkpoint = p->out->weights + p->out->optimizer;
+    p->out->files = vlai_ckpt_bytes(p->store);
 }
 
 /* On a device: parameters and plans there, pinned copies of the inputs here. */

@@ -57,7 +57,8 @@ typedef struct vlai_run_memory {
     size_t process;   /* everything else: code, tables, tokenizer, plans */
     size_t total;
     size_t arena;      /* reserved, of which inputs and activations are touched */
-    size_t checkpoint; /* bytes of the tensors that a checkpoint holds */
+    size_t checkpoint; /* bytes of the tensors that a checkpoint holds, of several ranks what this one copies */
+    size_t files;      /* bytes of a checkpoint on the disk, of all ranks */
     vlai_run_device device; /* zero on the CPU; the rows above are then host memory alone */
     vla_recompute recompute; /* that was planned */
 } vlai_run_memory;

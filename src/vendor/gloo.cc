@@ -388,13 +388,13 @@ vla_status vlai_gloo_open(vlai_group *group, double limit, void **state, vla_err
     std::unique_ptr<ring> r(new (std::nothrow) ring());
     if (!r)
         return vlai_nomem(err, sizeof *r);
-    r->limit = limit;
+    r->limit = limit + 5; /* the group's own watch, which knows the rank that stands still, speaks first */
     vla_status status = guarded(r.get(), "connecting the ranks", err, [&] {
         for (int i = 0; i < world; i++)
             r->hosts.emplace_back(vlai_group_host(group, i));
         auto device = gloo::transport::tcp::CreateDevice(place(group, r->hosts));
         r->context = std::make_shared<gloo::rendezvous::Context>(vlai_group_rank(group), world);
-        r->context->setTimeout(std::chrono::milliseconds(static_cast<int64_t>(limit * 1e3)));
+        r->context->setTimeout(std::chrono::milliseconds(static_cast<int64_t>(r->limit * 1e3)));
         meeting store(group, "gloo/" + std::to_string(opened++) + "/");
         r->context->connectFullMesh(store, device);
         r->connected = true;

@@ -136,6 +136,8 @@ static void another_configuration(void **state)
     (void)state;
     refused("key", start_two(NULL, NULL, TRAIN "--checkpoint.save_path=differs --stop-at 1", "--hyperparams.optimizer.eps=1e-7"), "the configuration",
             "hyperparams.optimizer.eps: 1e-08", "hyperparams.optimizer.eps: 1e-07");
+    refused("batch", start_two(NULL, NULL, TRAIN "--checkpoint.save_path=differs --stop-at 1", "--hyperparams.batch_size_per_gpu=3"), "the configuration",
+            "hyperparams.batch_size_per_gpu: 2", "hyperparams.batch_size_per_gpu: 3");
     refused("switch", start_two(NULL, "WALLX_PERF_DDP=1", TRAIN "--checkpoint.save_path=differs --stop-at 1", ""), "the configuration",
             "WALLX_PERF_DDP: 0", "WALLX_PERF_DDP: 1");
     refused("argument", start_two(NULL, NULL, TRAIN "--checkpoint.save_path=differs", "--stop-at 1"), "the configuration", "--stop-at: 0",
@@ -153,6 +155,49 @@ static void another_data_set(void **state)
         snprintf(home[i], sizeof home[i], "HF_LEROBOT_HOME=%s/home%d", tiny_root, i);
     refused("data", start_two(home[0], home[1], TRAIN "--data.lerobot_config.repo_id=robot --checkpoint.save_path=differs --stop-at 1", ""),
             "the data set", "data set digest: ", "data set digest: ");
+}
+
+/* Two machines, told by the environment, of which the second has its own copies in the folder `other`. */
+static void with_copies(const char *spoil, const char *save, const char *codes, const char *part)
+{
+    char command[2048];
+    snprintf(command, sizeof command,
+             "cd %s && rm -rf other && mkdir other && cp -r tiny.yml set norm_stats.json start other/ && (cd other && %s) && export NNODES=2 MASTER_PORT=%d && "
+             "for r in 0 1; do (if [ $r = 1 ]; then cd other; fi; NODE_RANK=$r exec %s launch --time-limit 20 " TRAIN "--checkpoint.save_path=%s --stop-at 1) "
+             ">log.$r 2>&1 & pids=\"$pids $!\"; done; for p in $pids; do wait $p; case $? in %s) ;; *) exit 1; esac; done",
+             tiny_root, spoil, vlai_free_port(), VLA_TEST_PROGRAM, save, codes);
+    if (system(command) != 0)
+        fail_msg("%s\n%s\n%s", command, read_or_empty("log.0"), read_or_empty("log.1"));
+    must_hold("log.0", part);
+    must_hold("log.1", part);
+}
+
+static void other_files(void **state)
+{
+    (void)state;
+    char save[600];
+    snprintf(save, sizeof save, "%s/copies", tiny_root);
+    with_copies("true", save, "0", "starting one CPU rank");
+    with_copies("echo >> start/config.json", save, "2", "the files of the model: rank 1");
+    must_hold("log.1", "start/config.json: ");
+    with_copies("echo >> start/tokenizer.json", save, "2", "tokenizer.json: ");
+    /* a run folder of its own, which rank 0 leaves as it was */
+    with_copies("true", "mine", "3|6", "does not see the run folder of rank 0");
+    assert_false(vlai_is_file(tiny_at("mine/.ranks")));
+}
+
+/* What the environment says of machines is checked as arguments are. */
+static void wrong_machines(void **state)
+{
+    (void)state;
+    assert_int_equal(tiny_run("NNODES=two", "launch " TRAIN), 2);
+    tiny_said("NNODES is 'two', wanted a number of 1 to 4096");
+    assert_int_equal(tiny_run("NNODES=2 NODE_RANK=2", "launch " TRAIN), 2);
+    tiny_said("wanted 0 to 1");
+    assert_int_equal(tiny_run("NNODES=2 MASTER_PORT=70000", "launch " TRAIN), 2);
+    tiny_said("MASTER_PORT '70000'");
+    assert_int_equal(tiny_run(NULL, "launch --time-limit 0 " TRAIN), 2);
+    tiny_said("--time-limit");
 }
 
 /* An error of one rank ends the others, who say whose it was. */
@@ -376,7 +421,8 @@ int main(void)
     snprintf(options, sizeof options, "%.400s:report_thread_leaks=0", given ? given : "");
     setenv("TSAN_OPTIONS", options, 1);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(another_configuration), cmocka_unit_test(another_data_set),   cmocka_unit_test(an_error_of_one_rank),
+        cmocka_unit_test(another_configuration), cmocka_unit_test(another_data_set),   cmocka_unit_test(other_files),
+        cmocka_unit_test(wrong_machines),        cmocka_unit_test(an_error_of_one_rank),
         cmocka_unit_test(a_collective_fails),
         cmocka_unit_test(a_missing_machine),     cmocka_unit_test(two_machines_train), cmocka_unit_test(without_our_launcher),
         cmocka_unit_test(signals_save),          cmocka_unit_test(a_killed_rank),      cmocka_unit_test(a_killed_launcher),
