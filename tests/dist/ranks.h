@@ -28,6 +28,9 @@
 
 enum { RANKS = 64 };
 
+/* What a good call may take at most on a loaded machine, and what ends a test that hangs. */
+enum { GOOD_S = 40, END_S = 60 };
+
 typedef struct seen_by_rank {
     vla_status status; /* of the call that the test is about */
     char message[1024], lost[1024];
@@ -184,6 +187,45 @@ static inline void finish(double limit_s)
     }
     if (left || crashed >= 0)
         fail_msg("%d processes had not ended after %g s; rank %d ended with wait status 0x%x (-1: none)", left, limit_s, crashed, crash);
+}
+
+static char other_job[32]; /* of those that meet_then_leave */
+
+static inline void meet_then_leave(int rank)
+{
+    vla_error err = VLA_ERROR_INIT;
+    vlai_group *g = NULL;
+    vlai_group_options o = VLAI_GROUP_OPTIONS_DEFAULT;
+    o.timeout_s = GOOD_S;
+    o.lost = on_lost;
+    o.user = &seen[rank];
+    vlai_ranks r = ranks_of(rank, world_size);
+    snprintf(r.job, sizeof r.job, "%s", other_job);
+    vla_log_set(on_log, &seen[rank], VLA_LOG_WARN);
+    seen[rank].place = 1;
+    vla_status status = vlai_group_join(&r, &o, &g, &err);
+    seen[rank].place = 2;
+    if (status == VLA_OK) {
+        await_go(rank);
+        status = vlai_group_barrier(g, "end", 0, &err);
+        status |= vlai_group_leave(g, &err);
+    }
+    note(rank, status, &err);
+}
+
+static inline void go(void)
+{
+    for (int r = 0; r < world_size; r++)
+        seen[r].go = 1;
+}
+
+static inline void all_left_well(void)
+{
+    for (int r = 0; r < world_size; r++) {
+        if (seen[r].status != VLA_OK)
+            fail_msg("rank %d: %s", r, seen[r].message);
+        assert_int_equal(seen[r].lost_calls, 0);
+    }
 }
 
 #define assert_says(text, part)                                          \

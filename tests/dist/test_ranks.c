@@ -1,7 +1,8 @@
 /* Ranks that train together on CPUs over loopback: the losses and weights of one rank that accumulates, states that any number of
  * ranks goes on from, and the end of all when one is killed. This program itself, started as `test_ranks rank KEY=VALUE...`, is a
  * rank. */
-#include "test.h"
+#include "dist/compare.h"
+#include "folder.h"
 #include "toy.h"
 
 #include "base/io.h"
@@ -21,8 +22,6 @@
 #include <unistd.h>
 
 enum { MOST = 4, STEPS = 16, SAMPLES = 103, VALIDATION = 23, CODE_LOST = 6, CODE_SAVED = 75, CODE_FAILED = 9 };
-
-static char root[] = "/tmp/vla-ranks-XXXXXX";
 
 /* ---- a rank ---- */
 
@@ -308,28 +307,6 @@ static int be_a_rank(int argc, char **argv)
 
 /* ---- the test ---- */
 
-static int make_root(void **state)
-{
-    (void)state;
-    return mkdtemp(root) ? 0 : -1;
-}
-
-static int drop_root(void **state)
-{
-    (void)state;
-    vla_error err = VLA_ERROR_INIT;
-    return vlai_remove_tree(root, &err);
-}
-
-static const char *at(const char *name)
-{
-    static char path[8][512];
-    static int turn;
-    turn = (turn + 1) % 8;
-    snprintf(path[turn], sizeof path[turn], "%s/%s", root, name);
-    return path[turn];
-}
-
 /* A port that nobody listens at now. */
 static int free_port(void)
 {
@@ -500,33 +477,10 @@ static double worst_loss(const char *a, const char *b, int64_t first)
 /* The largest difference of a tensor's elements between two checkpoints' weights, relative to the tensor's largest element. */
 static double worst_weight(const char *a, const char *b)
 {
-    vla_error err = VLA_ERROR_INIT;
-    vlai_safetensors *x, *y;
-    char path[600];
-    double worst = 0;
-    snprintf(path, sizeof path, "%s/%s", a, VLAI_CKPT_MODEL);
-    assert_ok(vlai_safetensors_open(path, &x, &err), err);
-    snprintf(path, sizeof path, "%s/%s", b, VLAI_CKPT_MODEL);
-    assert_ok(vlai_safetensors_open(path, &y, &err), err);
-    assert_int_equal(vlai_safetensors_count(x), vlai_safetensors_count(y));
-    for (size_t i = 0; i < vlai_safetensors_count(x); i++) {
-        const vlai_tensor_view *v = vlai_safetensors_at(x, i), *w = vlai_safetensors_find(y, v->name);
-        float *p = vlai_array((size_t)v->elements + 1, sizeof *p), *q = vlai_array((size_t)v->elements + 1, sizeof *q);
-        double largest = 1e-30, difference = 0;
-        assert_non_null(w);
-        assert_ok(vlai_tensor_to_float(v, 0, v->elements, p, &err), err);
-        assert_ok(vlai_tensor_to_float(w, 0, v->elements, q, &err), err);
-        for (int64_t e = 0; e < v->elements; e++) {
-            largest = fabs((double)p[e]) > largest ? fabs((double)p[e]) : largest;
-            difference = fabs((double)p[e] - q[e]) > difference ? fabs((double)p[e] - q[e]) : difference;
-        }
-        worst = difference / largest > worst ? difference / largest : worst;
-        vlai_free(p);
-        vlai_free(q);
-    }
-    vlai_safetensors_close(x);
-    vlai_safetensors_close(y);
-    return worst;
+    char x[600], y[600];
+    snprintf(x, sizeof x, "%s/%s", a, VLAI_CKPT_MODEL);
+    snprintf(y, sizeof y, "%s/%s", b, VLAI_CKPT_MODEL);
+    return weights_apart(x, y).element;
 }
 
 /* The run's newest checkpoint; its path lives until the next but seven. */
@@ -903,16 +857,6 @@ static void differences_are_refused(void **state)
     run_with(2, CODE_FAILED, words("run=%s seed=2", at("weights")), NULL, &o);
     assert_non_null(strstr(o.said[1], "the weights at the start"));
     assert_non_null(strstr(o.said[1], "in.weight"));
-}
-
-/* A rank that is ended does not join the threads that wait for others, which is no leak; Gloo's threads are not instrumented, so
- * that what they do to each other under its own locks looks like races. */
-static void tell_sanitizer(void)
-{
-    char options[512];
-    const char *given = getenv("TSAN_OPTIONS");
-    snprintf(options, sizeof options, "%.400s:report_thread_leaks=0:ignore_noninstrumented_modules=1", given ? given : "");
-    setenv("TSAN_OPTIONS", options, 1);
 }
 
 int main(int argc, char **argv)

@@ -1,6 +1,6 @@
 /* The supervision of ranks with ranks that do as they are told: this program itself, started as `test_supervise do SCRIPT`. A script
  * has a part per rank, "exit:3;*:wait": rank 0 ends with code 3, all others wait. */
-#include "test.h"
+#include "folder.h"
 
 #include "base/io.h"
 #include "base/memory.h"
@@ -14,17 +14,6 @@
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-static char root[] = "/tmp/vla-supervise-XXXXXX";
-
-static const char *at(const char *name)
-{
-    static char path[4][512];
-    static int turn;
-    turn = (turn + 1) % 4;
-    snprintf(path[turn], sizeof path[turn], "%s/%s", root, name);
-    return path[turn];
-}
 
 /* ---- the ranks ---- */
 
@@ -333,19 +322,6 @@ static void ports(void **state)
     vlai_supervise_options o = {.ranks = 1, .world = 2, .nodes = 2};
     assert_int_equal(vlai_supervise(&o, &end, &err), VLA_E_INVALID);
     assert_non_null(strstr(err.message, "a port is needed"));
-}
-
-static int make_root(void **state)
-{
-    (void)state;
-    return mkdtemp(root) ? 0 : -1;
-}
-
-static int drop_root(void **state)
-{
-    (void)state;
-    vla_error err = VLA_ERROR_INIT;
-    return vlai_remove_tree(root, &err);
 }
 
 int main(int argc, char **argv)

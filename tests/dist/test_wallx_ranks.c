@@ -1,9 +1,9 @@
 /* A tiny Wall-X on several CPU ranks, as a user runs it: `vla launch` on the micro-batches that one rank accumulates, and a run that
  * other numbers of ranks go on with. */
+#include "dist/compare.h"
 #include "tiny.h"
 
 #include "base/json.h"
-#include "format/safetensors.h"
 
 #include <math.h>
 
@@ -59,34 +59,10 @@ static double worst_loss(const char *a, const char *b, int64_t first)
 /* The largest distance of a tensor in the weights of two runs after 5 steps, in L2 and relative to its size. */
 static double worst_weight(const char *a, const char *b)
 {
-    vla_error err = VLA_ERROR_INIT;
-    vlai_safetensors *x, *y;
-    char path[128];
-    double worst = 0;
-    snprintf(path, sizeof path, "%s/0_5/model.safetensors", a);
-    assert_ok(vlai_safetensors_open(tiny_at(path), &x, &err), err);
-    snprintf(path, sizeof path, "%s/0_5/model.safetensors", b);
-    assert_ok(vlai_safetensors_open(tiny_at(path), &y, &err), err);
-    assert_int_equal(vlai_safetensors_count(x), vlai_safetensors_count(y));
-    for (size_t i = 0; i < vlai_safetensors_count(x); i++) {
-        const vlai_tensor_view *v = vlai_safetensors_at(x, i), *w = vlai_safetensors_find(y, v->name);
-        float *p = vlai_array((size_t)v->elements + 1, sizeof *p), *q = vlai_array((size_t)v->elements + 1, sizeof *q);
-        double size = 0, distance = 0;
-        assert_non_null(w);
-        assert_ok(vlai_tensor_to_float(v, 0, v->elements, p, &err), err);
-        assert_ok(vlai_tensor_to_float(w, 0, v->elements, q, &err), err);
-        for (int64_t e = 0; e < v->elements; e++) {
-            size += (double)p[e] * p[e];
-            distance += ((double)p[e] - q[e]) * ((double)p[e] - q[e]);
-        }
-        if (size > 0)
-            worst = sqrt(distance / size) > worst ? sqrt(distance / size) : worst;
-        vlai_free(p);
-        vlai_free(q);
-    }
-    vlai_safetensors_close(x);
-    vlai_safetensors_close(y);
-    return worst;
+    char x[128], y[128];
+    snprintf(x, sizeof x, "%s/0_5/model.safetensors", a);
+    snprintf(y, sizeof y, "%s/0_5/model.safetensors", b);
+    return weights_apart(tiny_at(x), tiny_at(y)).size;
 }
 
 static void ranks_are_one(void **state)
@@ -128,16 +104,6 @@ static void others_go_on(void **state)
         print_message("saved on 4, on %d: losses differ by %.3g\n", ranks, loss);
         assert_true(ranks == 4 ? loss == 0 : loss <= 1e-5);
     }
-}
-
-/* A rank that is ended does not join the threads that wait for others, which is no leak; Gloo's threads are not instrumented, so
- * that what they do to each other under its own locks looks like races. */
-static void tell_sanitizer(void)
-{
-    char options[512];
-    const char *given = getenv("TSAN_OPTIONS");
-    snprintf(options, sizeof options, "%.400s:report_thread_leaks=0:ignore_noninstrumented_modules=1", given ? given : "");
-    setenv("TSAN_OPTIONS", options, 1);
 }
 
 int main(void)

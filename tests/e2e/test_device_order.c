@@ -1,6 +1,7 @@
 /* The trainer on a device that does everything as late as it may: what a GPU run relies on, in the bits of the CPU. */
 #include "lazy_device.h"
 #include "tiny.h"
+#include "folder.h"
 #include "toy.h"
 
 #include "base/text.h"
@@ -11,7 +12,6 @@
 
 #include <jansson.h>
 
-static char root[] = "/tmp/vla-lazy-XXXXXX";
 static vlai_text logged;
 
 static void log_line(vla_log_level level, const char *text, void *user)
@@ -22,27 +22,17 @@ static void log_line(vla_log_level level, const char *text, void *user)
     vlai_text_puts(&logged, "\n");
 }
 
-static int make_root(void **state)
+static int begin(void **state)
 {
     vla_log_set(log_line, NULL, VLA_LOG_INFO);
     lazy_install();
-    return mkdtemp(root) && tiny_make(state) == 0 ? 0 : -1;
+    return make_root(state) == 0 && tiny_make(state) == 0 ? 0 : -1;
 }
 
-static int drop_root(void **state)
+static int end(void **state)
 {
-    vla_error err = VLA_ERROR_INIT;
     vlai_text_fini(&logged);
-    return tiny_drop(state) == VLA_OK && vlai_remove_tree(root, &err) == VLA_OK ? 0 : -1;
-}
-
-static const char *at(const char *name)
-{
-    static char path[8][512];
-    static int turn;
-    turn = (turn + 1) % 8;
-    snprintf(path[turn], sizeof path[turn], "%s/%s", root, name);
-    return path[turn];
+    return tiny_drop(state) == VLA_OK && drop_root(state) == VLA_OK ? 0 : -1;
 }
 
 static toy plain = {.seed = 11, .fail_at = -1};
@@ -323,5 +313,5 @@ int main(void)
         cmocka_unit_test(stops_and_failures),  cmocka_unit_test(wallx_on_a_device),
         cmocka_unit_test(forecast_of_a_device),
     };
-    return cmocka_run_group_tests(tests, make_root, drop_root);
+    return cmocka_run_group_tests(tests, begin, end);
 }

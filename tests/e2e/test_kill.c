@@ -1,6 +1,6 @@
 /* A run that is killed by SIGKILL at random moments, while it does little else than save, always resumes from a whole
  * checkpoint, and in the end has the bits of a run that was never killed. Ten kills, or fifty in the long form. */
-#include "test.h"
+#include "folder.h"
 #include "toy.h"
 
 #include "base/io.h"
@@ -10,7 +10,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static char root[] = "/tmp/vla-kill-XXXXXX";
 static toy plain = {.seed = 21, .fail_at = -1};
 
 static vla_status train(const char *run, const char *resume, int64_t stop_at, int64_t save_interval, vla_error *err)
@@ -116,19 +115,6 @@ static void killed_at_any_moment(void **state)
     for (size_t i = 0; i < count; i++)
         assert_null(strstr(names[i], ".tmp"));
     vlai_names_free(names, count);
-}
-
-static int make_root(void **state)
-{
-    (void)state;
-    return mkdtemp(root) ? 0 : -1;
-}
-
-static int drop_root(void **state)
-{
-    (void)state;
-    vla_error err = VLA_ERROR_INIT;
-    return vlai_remove_tree(root, &err);
 }
 
 int main(int argc, char **argv)

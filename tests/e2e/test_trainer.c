@@ -1,6 +1,6 @@
 /* The trainer on a small model: it learns, resumes to the bit whatever the workers and threads, survives what is not
  * finite, stops when asked, and fails cleanly at any write or allocation. */
-#include "test.h"
+#include "folder.h"
 #include "toy.h"
 
 #include "base/io.h"
@@ -10,7 +10,6 @@
 #include <stdatomic.h>
 #include <unistd.h>
 
-static char root[] = "/tmp/vla-train-XXXXXX";
 static vlai_text logged;
 
 static void log_line(vla_log_level level, const char *text, void *user)
@@ -21,28 +20,16 @@ static void log_line(vla_log_level level, const char *text, void *user)
     vlai_text_puts(&logged, "\n");
 }
 
-static int make_root(void **state)
+static int begin(void **state)
 {
-    (void)state;
     vla_log_set(log_line, NULL, VLA_LOG_INFO);
-    return mkdtemp(root) ? 0 : -1;
+    return make_root(state);
 }
 
-static int drop_root(void **state)
+static int end(void **state)
 {
-    (void)state;
-    vla_error err = VLA_ERROR_INIT;
     vlai_text_fini(&logged);
-    return vlai_remove_tree(root, &err);
-}
-
-static const char *at(const char *name)
-{
-    static char path[8][512];
-    static int turn;
-    turn = (turn + 1) % 8;
-    snprintf(path[turn], sizeof path[turn], "%s/%s", root, name);
-    return path[turn];
+    return drop_root(state);
 }
 
 static toy plain = {.seed = 11, .fail_at = -1};
@@ -607,5 +594,5 @@ int main(void)
         cmocka_unit_test(every_failing_write),
         cmocka_unit_test(every_failing_allocation),
     };
-    return cmocka_run_group_tests(tests, make_root, drop_root);
+    return cmocka_run_group_tests(tests, begin, end);
 }

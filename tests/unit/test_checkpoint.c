@@ -1,4 +1,4 @@
-#include "test.h"
+#include "folder.h"
 
 #include "base/io.h"
 #include "base/json.h"
@@ -11,30 +11,6 @@
 #include <stdatomic.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-static char root[] = "/tmp/vla-ckpt-XXXXXX";
-
-static int make_root(void **state)
-{
-    (void)state;
-    return mkdtemp(root) ? 0 : -1;
-}
-
-static int drop_root(void **state)
-{
-    (void)state;
-    vla_error err = VLA_ERROR_INIT;
-    return vlai_remove_tree(root, &err);
-}
-
-static const char *at(const char *name)
-{
-    static char path[4][512];
-    static int turn;
-    turn = (turn + 1) % 4;
-    snprintf(path[turn], sizeof path[turn], "%s/%s", root, name);
-    return path[turn];
-}
 
 static vla_store *make_rank(vla_numerics numerics, bool padded, int rank, int world)
 {
