@@ -388,7 +388,7 @@ vla_status vlai_gloo_open(vlai_group *group, double limit, void **state, vla_err
     std::unique_ptr<ring> r(new (std::nothrow) ring());
     if (!r)
         return vlai_nomem(err, sizeof *r);
-    r->limit = limit + 5; /* the group's own watch, which knows the rank that stands still, speaks first */
+    r->limit = limit + 3; /* the group's own watch, which knows the rank that stands still, speaks first */
     vla_status status = guarded(r.get(), "connecting the ranks", err, [&] {
         for (int i = 0; i < world; i++)
             r->hosts.emplace_back(vlai_group_host(group, i));
