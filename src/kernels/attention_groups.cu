@@ -283,23 +283,9 @@ __global__ void __launch_bounds__(forward_block::TEAMS *TEAM, forward_block::BLO
                 most = fmaxf(most, fmaxf(x[j][2 * r], x[j][2 * r + 1]));
             most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFFu, most, 1));
             most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFFu, most, 2));
-            float base = most == -INFINITY ? 0.0f : most * scale, part = 0;
-            shrink[r] = exp2_fast(top[r] * scale - base);
-            top[r] = most;
-#pragma unroll
-            for (int j = 0; j < KEYS / 8; j++)
-#pragma unroll
-                for (int e = 2 * r; e < 2 * r + 2; e++) {
-                    x[j][e] = exp2_fast(x[j][e] * scale - base);
-                    part += x[j][e];
-                }
-            sum[r] = sum[r] * shrink[r] + part;
+            rows_soften(x, r, most, top[r], sum[r], shrink[r], scale);
         }
-#pragma unroll
-        for (int j = 0; j < DP / 8; j++)
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                acc[j][e] *= shrink[e / 2];
+        rows_shrink(acc, shrink);
         rows_pack<KEYS / 16>(p, x);
         product_take(p);
     };

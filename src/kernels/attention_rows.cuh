@@ -47,6 +47,33 @@ template <int DP> __device__ inline void rows_transposed(uint32_t (&r)[4], const
     load_fragments_transposed(r, tile + row_piece<DP>(k + lane % 16, piece + lane / 16));
 }
 
+/* Of a tile's scores x [16][8 N] those of row r (of a thread's two) become weights, and the sum goes on. `most`: the row's largest score
+ * yet, `top`: that before this tile; shrink is what is summed already has to be multiplied by. scale: of the scores, in powers of 2. */
+template <int N>
+__device__ __forceinline__ void rows_soften(float (&x)[N][4], int r, float most, float &top, float &sum, float &shrink, float scale)
+{
+    float base = most == -INFINITY ? 0.0f : most * scale, part = 0;
+    shrink = exp2_fast(top * scale - base);
+    top = most;
+#pragma unroll
+    for (int j = 0; j < N; j++)
+#pragma unroll
+        for (int e = 2 * r; e < 2 * r + 2; e++) {
+            x[j][e] = exp2_fast(x[j][e] * scale - base);
+            part += x[j][e];
+        }
+    sum = sum * shrink + part;
+}
+
+template <int N> __device__ __forceinline__ void rows_shrink(float (&acc)[N][4], const float (&shrink)[2])
+{
+#pragma unroll
+    for (int j = 0; j < N; j++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            acc[j][e] *= shrink[e / 2];
+}
+
 /* The accumulator x [16][16 K], rounded to bf16, as first operands of products over its columns. */
 template <int K> __device__ inline void rows_pack(uint32_t (&p)[K][4], const float (&x)[2 * K][4])
 {

@@ -112,23 +112,9 @@ __device__ inline void segment_step(float (&acc)[DP / 8][4], float (&top)[2], fl
     for (int r = 0; r < 2; r++) {
         most[r] = fmaxf(most[r], __shfl_xor_sync(0xFFFFFFFFu, most[r], 1));
         most[r] = fmaxf(most[r], __shfl_xor_sync(0xFFFFFFFFu, most[r], 2));
-        float base = most[r] == -INFINITY ? 0.0f : most[r] * scale, part = 0;
-        shrink[r] = exp2_fast(top[r] * scale - base);
-        top[r] = most[r];
-#pragma unroll
-        for (int j = 0; j < SEGMENT_TILE / 8; j++)
-#pragma unroll
-            for (int e = 2 * r; e < 2 * r + 2; e++) {
-                x[j][e] = exp2_fast(x[j][e] * scale - base);
-                part += x[j][e];
-            }
-        sum[r] = sum[r] * shrink[r] + part;
+        rows_soften(x, r, most[r], top[r], sum[r], shrink[r], scale);
     }
-#pragma unroll
-    for (int j = 0; j < DP / 8; j++)
-#pragma unroll
-        for (int e = 0; e < 4; e++)
-            acc[j][e] *= shrink[e / 2];
+    rows_shrink(acc, shrink);
     uint32_t p[SEGMENT_TILE / 16][4];
     rows_pack<SEGMENT_TILE / 16>(p, x);
     segment_product<DP, SEGMENT_TILE / 16, WHOLE>(acc, p, tile_v, 0, blocks);
