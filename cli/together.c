@@ -45,7 +45,7 @@ vla_status together_meet(together *t, double limit_s, vla_status status, vla_err
     if (met != VLA_OK && status == VLA_OK && err)
         *err = inner;
     if (met == VLA_OK)
-        vlai_group_progress(t->group, "start", 0);
+        vlai_group_work(t->group, "start", 0);
     return status != VLA_OK ? status : met;
 }
 

@@ -516,7 +516,7 @@ static vla_status train(view *v, const request *q, together *t, const vlai_confi
     vlai_wallx_task *task;
     vla_trainer *trainer = NULL;
     double began = vlai_now();
-    vlai_group_progress(t->group, "data", 0);
+    vlai_group_work(t->group, "data", 0);
     vla_status status = vlai_wallx_task_open(config, &task, err);
     if (status != VLA_OK)
         return status;

@@ -2,6 +2,7 @@
 
 #include "base/fail.h"
 #include "base/memory.h"
+#include "base/work.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -50,6 +51,7 @@ vla_status vlai_map_open(const char *path, vlai_map *out, vla_error *err)
 {
     out->data = NULL;
     out->size = 0;
+    vlai_work_add();
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
         return fail_errno(err, "open", path);
@@ -116,6 +118,7 @@ vla_status vlai_read_file(const char *path, size_t limit, char **out, size_t *si
         }
         if (n == 0)
             break;
+        vlai_work_add();
         got += (size_t)n;
     }
     data[got] = 0;
@@ -134,11 +137,12 @@ static vla_status write_all(int fd, const char *path, const uint8_t *data, size_
     while (size) {
         if (injected())
             return fail_errno(err, "write", path);
-        ssize_t n = write(fd, data, size);
+        ssize_t n = write(fd, data, size < VLAI_WORK_PIECE ? size : VLAI_WORK_PIECE);
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0)
             return fail_errno(err, "write", path);
+        vlai_work_add();
         data += n;
         size -= (size_t)n;
     }
@@ -218,6 +222,7 @@ vla_status vlai_writer_close(vlai_writer *writer, vla_error *err)
     vla_status status = writer_flush(writer, err);
     if (status == VLA_OK && (injected() || fsync(writer->fd) != 0))
         status = fail_errno(err, "sync", writer->path);
+    vlai_work_add();
     if (status != VLA_OK) {
         vlai_writer_abort(writer);
         return status;

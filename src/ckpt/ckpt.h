@@ -59,6 +59,9 @@ vla_status vlai_ckpt_each_piece(const vla_store *store, vla_store_kind kind, siz
 /* Bytes of the tensors of all files; of those that rank `rank` of a group writes. */
 size_t vlai_ckpt_bytes(const vla_store *store);
 size_t vlai_ckpt_share(const vla_store *store, int rank);
+/* The same of all ranks of rank `rank`'s host together, as this rank's own slices are long; group: NULL = one rank. */
+struct vlai_group;
+size_t vlai_ckpt_host_share(const vla_store *store, const struct vlai_group *group, int rank);
 /* The first value of weights (when asked for) or of the moments that this rank keeps that is NaN or infinite is an error that
  * names it. */
 vla_status vlai_ckpt_check_finite(const vla_store *store, bool weights, vla_error *err);
@@ -102,7 +105,7 @@ vla_status vlai_ckpt_free_bytes(const char *path, uint64_t *out, vla_error *err)
 /* Before a run: room for the checkpoints that keep_last keeps plus the one being written (keep_last 0: for one), of `bytes`
  * each, when `planned` saves are to come. The error names need, room, and the keep_last that fits. */
 vla_status vlai_ckpt_check_room(const char *run, uint64_t bytes, int64_t keep_last, int64_t planned, vla_error *err);
-/* Memory that a writer takes for its snapshot of a store of this size: all of it, or 0 when the host has neither eight times
+/* Memory for snapshots of this size, of all ranks of the host: all of it, or 0 when the host has neither eight times
  * as much nor 16 GB more to spare, and the save then stops the steps for as long as it writes. */
 size_t vlai_ckpt_staging(size_t bytes);
 bool vlai_ckpt_has_room(size_t available, size_t bytes);

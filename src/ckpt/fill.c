@@ -3,6 +3,7 @@
 #include "base/bf16.h"
 #include "base/fail.h"
 #include "base/memory.h"
+#include "base/work.h"
 #include "exec/executor.h"
 #include "exec/store.h"
 #ifdef VLA_CUDA
@@ -146,6 +147,7 @@ static void run_tile(void *context, int64_t tile, int thread)
     t.n = count - at < TILE ? count - at : TILE;
     vla_error error = VLA_ERROR_INIT;
     vla_status status = fill_tile(j, &t, &j->rooms[thread], &error);
+    vlai_work_add();
     if (status == VLA_OK)
         return;
     pthread_mutex_lock(&j->lock);
@@ -284,6 +286,7 @@ static void fetch_piece(void *context, int64_t piece, int thread)
     } else {
         memcpy(f->out + at, (const char *)s->arena[f->kind] + at, n);
     }
+    vlai_work_add();
     if (status == VLA_OK)
         return;
     pthread_mutex_lock(&f->lock);

@@ -4,6 +4,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/work.h"
 #include "ckpt/ckpt.h"
 
 #include <errno.h>
@@ -31,10 +32,19 @@ vla_status vlai_ckpt_hash_file(const char *path, uint64_t *hash, uint64_t *size,
 {
     vlai_map map;
     VLA_TRY(vlai_map_open(path, &map, err));
-    *hash = XXH64(map.size ? (const void *)map.data : "", map.size, 0);
-    *size = map.size;
+    XXH64_state_t *state = XXH64_createState();
+    if (state) {
+        XXH64_reset(state, 0);
+        for (size_t at = 0; at < map.size; at += VLAI_WORK_PIECE) {
+            XXH64_update(state, map.data + at, map.size - at < VLAI_WORK_PIECE ? map.size - at : VLAI_WORK_PIECE);
+            vlai_work_add();
+        }
+        *hash = XXH64_digest(state);
+        *size = map.size;
+    }
+    XXH64_freeState(state);
     vlai_map_close(&map);
-    return VLA_OK;
+    return state ? VLA_OK : vlai_fail(err, VLA_E_NOMEM, "%s: out of host memory while it is hashed", path);
 }
 
 static vla_status damaged(vla_error *err, const char *dir, const char *name, const char *what)

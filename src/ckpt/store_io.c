@@ -3,9 +3,11 @@
 #include "base/io.h"
 #include "base/memory.h"
 #include "base/text.h"
+#include "base/work.h"
 #include "base/pool.h"
 #include "ckpt/ckpt.h"
 #include "ckpt/fill.h"
+#include "dist/group.h"
 #include "exec/shard.h"
 #include "exec/store.h"
 
@@ -175,6 +177,15 @@ size_t vlai_ckpt_share(const vla_store *store, int rank)
     return total;
 }
 
+size_t vlai_ckpt_host_share(const vla_store *store, const struct vlai_group *group, int rank)
+{
+    size_t total = 0;
+    for (int r = 0; r < vlai_group_world(group); r++)
+        if (!strcmp(vlai_group_host(group, r), vlai_group_host(group, rank)))
+            total += vlai_ckpt_share(store, r);
+    return total;
+}
+
 /* Index of the first of n values that is not finite, or -1. The exponent bits all set mean NaN or infinity. */
 static int64_t first_bad(vla_dtype dtype, const void *data, int64_t n)
 {
@@ -231,6 +242,7 @@ typedef struct checked {
 static vla_status check_piece(void *user, int64_t first, int64_t n, const void *data, vla_error *err)
 {
     const checked *c = user;
+    vlai_work_add();
     int64_t bad = first_bad(c->tensor.dtype, data, n);
     return bad < 0 ? VLA_OK
                    : vlai_fail_hint(err, VLA_E_NONFINITE, "go on from the checkpoint before it, with a smaller learning rate",

@@ -63,11 +63,11 @@ vla_status vlai_together_hear(vlai_together *t, int from, const char *what, vlai
     size_t size;
     key_of(t, from, what, key, sizeof key);
     vla_status status = VLA_E_NOT_FOUND;
-    while (status == VLA_E_NOT_FOUND) {
-        if (atomic_load(&t->abandoned))
-            return vlai_fail(err, VLA_E_CANCELLED, "given up: this rank has failed");
-        status = vlai_group_get(t->group, key, LOOK, &data, &size, err);
-    }
+    vlai_group_await(t->group, from);
+    while (status == VLA_E_NOT_FOUND)
+        status = atomic_load(&t->abandoned) ? vlai_fail(err, VLA_E_CANCELLED, "given up: this rank has failed")
+                                            : vlai_group_get(t->group, key, LOOK, &data, &size, err);
+    vlai_group_await(t->group, -1);
     VLA_TRY(status);
     said s;
     if (size < offsetof(said, texts) || size > sizeof s) {

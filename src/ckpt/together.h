@@ -34,8 +34,9 @@ typedef struct vlai_ckpt_part {
 /* `status` and `failure` are how it went; `part` counts where it went well. */
 vla_status vlai_together_say(vlai_together *t, const char *what, vla_status status, const vla_error *failure, const vlai_ckpt_part *part,
                              vla_error *err);
-/* Waits for what rank `from` says: without limit, since a rank that is lost ends the wait. The failure that it reports is
- * returned. */
+/* Waits for what rank `from` says, however long its own work takes: who waits for this writer does so in a phase of work
+ * (vlai_group_work), where the rank that everybody waits for in the end must not stand still for longer than the group's limit. A rank
+ * that is lost ends the wait. The failure that it reports is returned. */
 vla_status vlai_together_hear(vlai_together *t, int from, const char *what, vlai_ckpt_part *part, vla_error *err);
 
 VLA_END_DECLS

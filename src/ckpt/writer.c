@@ -211,7 +211,8 @@ static void *reserve_thread(void *argument)
 
 void vlai_checkpoint_reserve(vla_checkpoint_writer *w, const vla_store *store)
 {
-    if (w->sync || w->busy || w->reserving || w->fetch || !is_remote(store) || vlai_ckpt_staging(vlai_ckpt_share(store, w->together.rank)) == 0)
+    if (w->sync || w->busy || w->reserving || w->fetch || !is_remote(store) || vlai_ckpt_share(store, w->together.rank) == 0 ||
+        vlai_ckpt_staging(vlai_ckpt_host_share(store, w->together.group, w->together.rank)) == 0)
         return;
     vla_error ignored = VLA_ERROR_INIT;
     (void)vlai_fetch_create(store, FETCHERS, &w->fetch, &ignored); /* the save meets a failure again */
@@ -655,7 +656,7 @@ static vla_status prepare_save(vla_checkpoint_writer *w, const vla_store *store,
     VLA_TRY(check_disk(w, store, content->step, err));
     VLA_TRY(take_content(w, content, err));
     w->source = store;
-    if (!*sync && w->staging[first] == 0 && vlai_ckpt_staging(share) == 0) {
+    if (!*sync && w->staging[first] == 0 && vlai_ckpt_staging(vlai_ckpt_host_share(store, w->together.group, w->together.rank)) == 0) {
         if (!w->warned)
             vlai_info("too little memory for a snapshot of %.3f GB: steps wait while a checkpoint is written", 1e-9 * (double)share);
         w->warned = *sync = true;

@@ -3,6 +3,7 @@
 #include "base/fail.h"
 #include "base/memory.h"
 #include "base/time.h"
+#include "base/work.h"
 #include "dist/protocol.h"
 #include "dist/sentences.h"
 #include "dist/server.h"
@@ -58,6 +59,10 @@ struct vlai_group {
     int64_t step;
     uint32_t moves, beaten_moves;
     double moved;
+    bool works;      /* what the process works on counts as progress */
+    uint64_t worked; /* so far */
+    int awaits;      /* the rank whose word this one waits for; -1: none */
+    int patient;     /* collectives beyond their limit that rank 0 lets wait for ranks that work */
     char zero_phase[VLAI_GROUP_PHASE + 1]; /* of rank 0 */
     int64_t zero_step;
     char missing[VLAI_LISTED];
@@ -180,6 +185,7 @@ static bool take(vlai_group *g, const vlai_frame *f)
         vlai_cut_text(&cut, g->zero_phase, sizeof g->zero_phase);
         g->zero_step = vlai_cut_i64(&cut);
         vlai_cut_text(&cut, g->missing, sizeof g->missing);
+        g->patient = (int)vlai_cut_u32(&cut);
         return !cut.failed;
     default: return false;
     }
@@ -219,15 +225,27 @@ static bool take_all(vlai_group *g, bool alive)
     return false;
 }
 
+static void move(vlai_group *g, double now)
+{
+    g->moved = now;
+    if (++g->moves == 0) /* 0 means never */
+        g->moves = 1;
+}
+
 /* Sends the beat when it is due, and what waits; the events to poll for. Under the lock. */
 static short send_all(vlai_group *g, double now)
 {
+    uint64_t worked = vlai_work_done();
+    if (g->works && worked != g->worked)
+        move(g, now);
+    g->worked = worked;
     if (now - g->beaten >= (g->moves != g->beaten_moves ? BEAT_CHANGED(g->ranks.world) : BEAT_EVERY)) {
         vlai_head head = {.size = 0};
         vlai_head_text(&head, g->phase);
         vlai_head_i64(&head, g->step);
         vlai_head_u32(&head, g->moves);
         vlai_head_u32(&head, milliseconds(now - g->moved));
+        vlai_head_u32(&head, (uint32_t)(!g->works ? 0 : 2 + g->awaits));
         if (vlai_wire_put(&g->wire, FRAME_BEAT, 0, &head, NULL, 0)) { /* no memory: the next one may have some */
             g->beaten = now;
             g->beaten_moves = g->moves;
@@ -315,7 +333,10 @@ static vla_status request(vlai_group *g, frame_type type, const vlai_head *head,
         if (!vlai_wire_flush(&g->wire))
             wake(g);
         while (w && !w->done && g->lost.status == VLA_OK && !late)
-            late = !wait_until(g, deadline);
+            if ((late = !wait_until(g, deadline)) && type == FRAME_COLLECT && g->patient) {
+                late = false;
+                deadline = vlai_now() + 2 * GRACE;
+            }
         if (w && !w->done) {
             waiter **link = &g->waiters;
             while (*link != w)
@@ -486,7 +507,7 @@ const char *vlai_group_host(const vlai_group *g, int rank)
     return g && g->hosts && rank >= 0 && rank < g->ranks.world ? g->hosts[rank] : "";
 }
 
-void vlai_group_progress(vlai_group *g, const char *phase, int64_t step)
+static void enter(vlai_group *g, const char *phase, int64_t step, bool works)
 {
     if (!g)
         return;
@@ -495,9 +516,30 @@ void vlai_group_progress(vlai_group *g, const char *phase, int64_t step)
     pthread_mutex_lock(&g->lock);
     snprintf(g->phase, sizeof g->phase, "%s", phase);
     g->step = step;
-    g->moved = now;
-    if (++g->moves == 0) /* 0 means never */
-        g->moves = 1;
+    g->works = works;
+    g->worked = vlai_work_done();
+    move(g, now);
+    pthread_mutex_unlock(&g->lock);
+}
+
+void vlai_group_progress(vlai_group *g, const char *phase, int64_t step)
+{
+    enter(g, phase, step, false);
+}
+
+void vlai_group_work(vlai_group *g, const char *phase, int64_t step)
+{
+    enter(g, phase, step, true);
+}
+
+void vlai_group_await(vlai_group *g, int rank)
+{
+    if (!g)
+        return;
+    pthread_mutex_lock(&g->lock);
+    g->awaits = rank;
+    if (g->works)
+        move(g, vlai_now());
     pthread_mutex_unlock(&g->lock);
 }
 
@@ -713,7 +755,7 @@ static vla_status make(const vlai_ranks *ranks, const vlai_group_options *o, vla
     g->user = o->user;
     g->wire.fd = g->wake[0] = g->wake[1] = -1;
     g->moved = vlai_now();
-    g->step = -1;
+    g->step = g->awaits = -1;
     pthread_condattr_t monotonic;
     if (pthread_condattr_init(&monotonic) != 0) {
         vlai_free(g);

@@ -111,6 +111,12 @@ vla_status vlai_group_gather_all(vlai_group *group, const char *what, const void
  * first call on, a rank that makes none for the time limit is an error that names it on every rank; time in a collective call of the
  * group does not count, that has its own limit. */
 void vlai_group_progress(vlai_group *group, const char *phase, int64_t step);
+/* The same for a phase of bulk work (loading, hashing, saving): until the next of these two calls every step of the process' work
+ * (base/work.h) counts as progress, and collectives wait for this rank beyond their limit as long as it works on. */
+void vlai_group_work(vlai_group *group, const char *phase, int64_t step);
+/* The work in progress waits for a word of `rank`, by way of the store of keys; -1: for none any more. Whoever waits so in a phase of
+ * work is not blamed for standing still: the rank that is waited for is. Any thread. */
+void vlai_group_await(vlai_group *group, int rank);
 
 /* VLA_OK, or VLA_E_LOST with the sentence once a rank is lost. Does not wait. */
 vla_status vlai_group_status(vlai_group *group, vla_error *err);

@@ -5,7 +5,7 @@
 #define VLAI_DIST_PROTOCOL_H
 
 enum {
-    PROTOCOL = 1,
+    PROTOCOL = 2,
 
     HELLO_MOST = 2048,          /* bytes of the payload that a stranger may send */
     FRAME_MOST = (64 << 20) + 4096, /* VLAI_GROUP_MESSAGE and a head */
@@ -17,7 +17,7 @@ enum {
 typedef enum {
     /* client to server */
     FRAME_HELLO = 1, /* protocol, rank, world, local rank, pid, version (text), host (text), job (text) */
-    FRAME_BEAT,      /* phase (text), step (64), moves, milliseconds since the last move */
+    FRAME_BEAT,      /* phase (text), step (64), moves, milliseconds since the last move; 0, 1 in a phase of work, 2 + R where that waits for rank R */
     FRAME_SET,       /* key (text); then the value */
     FRAME_GET,       /* key (text), milliseconds to wait */
     FRAME_COLLECT,   /* sequence number, collective, milliseconds to wait, size, what (text); then this rank's part */
@@ -29,7 +29,7 @@ typedef enum {
     FRAME_REFUSED = 64, /* status, message (text), hint (text): the connection ends */
     FRAME_TAKEN,        /* hello is accepted */
     FRAME_WELCOME,      /* all are here: world; per rank its host (text) */
-    FRAME_PULSE,        /* phase (text), step (64) of rank 0, who is missing (text; empty once all are here) */
+    FRAME_PULSE,        /* phase (text), step (64) of rank 0, who is missing (text; empty once all are here), collectives that wait beyond their limit */
     FRAME_RESULT,       /* status; then the data, or message (text) and hint (text) */
     FRAME_ABORT,        /* status, culprit, message (text), hint (text): the run ends */
     FRAME_BYE,          /* leave is granted */

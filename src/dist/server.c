@@ -31,6 +31,8 @@ typedef struct member {
     int64_t step;
     uint32_t moves;          /* calls of vlai_group_progress; 0: not watched */
     double moved;            /* when the last was, or the last wait ended */
+    bool works;              /* in a phase of work */
+    int awaits;              /* the rank that this work waits for; -1: none */
     double heard;            /* when bytes came last */
     uint64_t received;
     int waiting;             /* its collectives that wait for others: no standing still of its own */
@@ -78,6 +80,7 @@ struct vlai_server {
     double deaf_until;  /* no connection can be accepted: no descriptors */
     double pulsed;
     int warnings;
+    int patient;        /* collectives that wait beyond their limit for ranks that work */
     uint32_t pulsed_moves;
     vla_error failure;   /* held back until it settles; status OK: none */
     int failed_rank;
@@ -211,6 +214,7 @@ static void pulse(vlai_server *s, int rank, const char *missing)
     vlai_head_text(&head, s->members[0].phase);
     vlai_head_i64(&head, s->members[0].step);
     vlai_head_text(&head, missing);
+    vlai_head_u32(&head, (uint32_t)s->patient);
     if (!vlai_wire_put(&m->wire, FRAME_PULSE, 0, &head, NULL, 0))
         no_memory(s);
 }
@@ -555,8 +559,11 @@ static bool beat(vlai_server *s, int rank, const vlai_frame *f, double now)
     int64_t step = vlai_cut_i64(&cut);
     uint32_t moves = vlai_cut_u32(&cut);
     double age = vlai_cut_u32(&cut) / 1e3;
-    if (cut.failed)
+    uint32_t work = vlai_cut_u32(&cut);
+    if (cut.failed || work >= 2 + (uint32_t)s->ranks.world)
         return false;
+    m->works = work > 0;
+    m->awaits = work < 2 ? -1 : (int)work - 2;
     if (moves != m->moves)
         m->moved = now - age;
     m->moves = moves;
@@ -710,16 +717,40 @@ static void check_meeting(vlai_server *s, double now)
     }
 }
 
+/* Whom the rank's work waits for in the end: itself where it waits for none, or for one that waits for it. */
+static int awaited_by(const vlai_server *s, int rank)
+{
+    int at = rank;
+    for (int i = 0; i < s->ranks.world; i++) {
+        int next = s->members[at].awaits;
+        if (next < 0)
+            return at;
+        if (s->members[next].state != HERE)
+            break;
+        at = next;
+    }
+    return rank;
+}
+
 static void check_late(vlai_server *s, double now)
 {
     char list[VLAI_LISTED], place[VLAI_PLACE];
+    s->patient = 0;
     for (int i = 0; i < SLOTS && !s->verdict_at; i++) {
         const slot *c = &s->slots[i];
         if (!c->used || now < c->deadline)
             continue;
-        int r = 0;
-        while (r + 1 < s->ranks.world && c->parts[r].here)
-            r++;
+        int r = 0, end = 0;
+        for (; r < s->ranks.world; r++) { /* the first to blame: ranks that work on are waited for */
+            end = awaited_by(s, r);
+            if (!c->parts[r].here && (!s->members[r].works || now - s->members[end].moved >= c->limit_s))
+                break;
+        }
+        if (r == s->ranks.world) {
+            s->patient++;
+            continue;
+        }
+        r = end;
         vlai_list_ranks(s->ranks.world, is_awaited, c, list);
         vlai_fail_hint(&s->verdict, VLA_E_LOST, vlai_late_hint, "%s '%s': %s did not come within %g s; rank %d (host %s) is %s", kinds[c->kind], c->what, list, c->limit_s,
                        r, s->members[r].host, where(s, &s->members[r], place));
@@ -753,7 +784,7 @@ static void check_progress(vlai_server *s, double now)
         if (m->state != HERE || !m->moves)
             continue;
         watched++;
-        if (m->waiting || now - m->moved < s->timeout_s)
+        if (m->waiting || now - m->moved < s->timeout_s || awaited_by(s, r) != r)
             continue;
         due |= now - m->moved >= s->timeout_s + JUDGE_AFTER;
         still++;
@@ -945,7 +976,7 @@ vla_status vlai_server_start(const vlai_ranks *ranks, const vlai_server_options 
     s->polled = vlai_calloc(1 + world + STRANGERS, sizeof *s->polled);
     bool good = s->members && s->strangers && s->polled;
     for (size_t r = 0; r < world && s->members; r++)
-        s->members[r].wire.fd = -1;
+        s->members[r].wire.fd = s->members[r].awaits = -1;
     for (int i = 0; i < STRANGERS && s->strangers; i++)
         s->strangers[i].wire.fd = -1;
     for (int i = 0; i < SLOTS && good; i++)

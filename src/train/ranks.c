@@ -45,6 +45,12 @@ void vlai_ranks_progress(const vla_trainer *t, const char *phase)
         vlai_group_progress(t->group, phase, t->progress.step);
 }
 
+void vlai_ranks_work(const vla_trainer *t, const char *phase)
+{
+    if (t->group)
+        vlai_group_work(t->group, phase, t->progress.step);
+}
+
 /* ---- the start ---- */
 
 vla_status vlai_ranks_open(vla_trainer *t, vla_error *err)

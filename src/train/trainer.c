@@ -17,7 +17,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 static int64_t steps_per_epoch(const vla_trainer *t)
 {
@@ -55,7 +54,7 @@ static void mark(vla_trainer *t, const char *part)
     if (t->options.timing)
         vlai_info("start: %.2f s %s", now - t->phase_began, part);
     t->phase_began = now;
-    vlai_ranks_progress(t, "start");
+    vlai_ranks_work(t, "start");
 }
 
 static vla_status check_options(const vla_trainer *t, vla_error *err)
@@ -275,7 +274,7 @@ vla_status vla_trainer_create(const vla_model *model, const vla_samples *samples
                                   .warmup = options->warmup, .steps = options->steps};
     t->run_lock = -1;
     t->phase_began = vlai_now();
-    vlai_ranks_progress(t, "start");
+    vlai_ranks_work(t, "start");
     vla_status status = check_options(t, err);
     choose_form(t);
     if (status == VLA_OK && !options->resume)
@@ -363,7 +362,7 @@ vla_status vla_trainer_prepare(vla_trainer *t, vla_trainer_memory *memory, vla_e
     memory->plan.gradients = bytes[VLA_STORE_GRADIENT];
     memory->plan.optimizer = bytes[VLA_STORE_M] + bytes[VLA_STORE_V] + bytes[VLA_STORE_LOW];
     memory->executor = vla_executor_bytes(t->executor);
-    memory->snapshot = vlai_ckpt_staging(vlai_ckpt_share(t->store, t->rank));
+    memory->snapshot = vlai_ckpt_staging(vlai_ckpt_host_share(t->store, t->group, t->rank)) ? vlai_ckpt_share(t->store, t->rank) : 0;
     return VLA_OK;
 }
 
@@ -409,9 +408,10 @@ static vla_status too_many_bad(vla_trainer *t, vla_error *err)
 {
     const char *path = "";
     vla_error ignored = VLA_ERROR_INIT;
+    vlai_ranks_work(t, "save");
+    (void)vla_checkpoint_wait(t->writer, &path, &ignored); /* of a save in progress: its failure is no news now */
     if (t->rank > 0) /* rank 0 knows most and says it; it does not come here */
         VLA_TRY(vlai_group_barrier(t->group, "the end after too many steps that were not finite", 0, err));
-    (void)vla_checkpoint_wait(t->writer, &path, &ignored); /* of a save in progress: its failure is no news now */
     return vlai_fail_hint(err, VLA_E_NONFINITE,
                           "look at the samples named above (vla check), or lower the learning rate, and go on from the last good "
                           "checkpoint; checkpoint.max_bad_steps is the bound",
@@ -542,10 +542,7 @@ static vla_status settle_save(vla_trainer *t, bool wait, bool last, vla_error *e
         return VLA_OK;
     vla_error failure = VLA_ERROR_INIT;
     const char *path = NULL;
-    while (t->group && !vlai_checkpoint_finished(t->writer)) { /* a save may take longer than ranks wait for one without progress */
-        vlai_ranks_progress(t, "save");
-        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
-    }
+    vlai_ranks_work(t, "save");
     vla_status status = vla_checkpoint_wait(t->writer, &path, &failure);
     if (status == VLA_OK)
         report(t, &(vla_record){.kind = VLA_RECORD_SAVED, .step = t->saved, .text = path});
@@ -576,7 +573,7 @@ static vla_status save(vla_trainer *t, bool last, vla_error *err)
     VLA_TRY(settle_save(t, true, false, err));
     if (t->saved == t->progress.step)
         return VLA_OK;
-    vlai_ranks_progress(t, "save");
+    vlai_ranks_work(t, "save");
     VLA_TRY(gather_weights(t, err));
     vla_error failure = VLA_ERROR_INIT;
     vla_status status = begin_save(t, &failure);

@@ -127,6 +127,7 @@ void vlai_results_finish(const vla_model *model, double weight, const double *pa
 
 /* Says where this rank is, for those who would miss it. */
 void vlai_ranks_progress(const vla_trainer *t, const char *phase);
+void vlai_ranks_work(const vla_trainer *t, const char *phase); /* a phase of bulk work, which may take long */
 vla_status vlai_ranks_open(vla_trainer *t, vla_error *err);
 vla_status vlai_ranks_see_folder(const vla_trainer *t, vla_error *err);
 /* path: rank 0's choice, on return every rank's. */

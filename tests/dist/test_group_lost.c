@@ -2,6 +2,8 @@
  * runs out. */
 #include "ranks.h"
 
+#include "base/work.h"
+
 #include "base/memory.h"
 
 #include <stdatomic.h>
@@ -292,6 +294,62 @@ static void test_no_progress(void **state)
         assert_says(seen[r].message, "no rank has made progress for 2 s: all of them are in phase forward, step 3");
 }
 
+/* Rank 1 works for several times the limit before it comes, and then does not come a second time. */
+static void work_on(int rank)
+{
+    vla_error err = VLA_ERROR_INIT;
+    vlai_group *g = join(rank, 1);
+    if (rank == 1) {
+        vlai_group_work(g, "hash", 7);
+        for (double end = vlai_now() + 9; vlai_now() < end; doze(0.05))
+            vlai_work_add();
+    }
+    vla_status status = vlai_group_barrier(g, "first", 0, &err);
+    if (status == VLA_OK)
+        seen[rank].value = 1;
+    if (status == VLA_OK && rank != 1)
+        status = vlai_group_barrier(g, "second", 0, &err);
+    for (double end = vlai_now() + GOOD_S; rank == 1 && (status = vlai_group_status(g, &err)) == VLA_OK && vlai_now() < end;)
+        doze(0.02);
+    note(rank, status, &err);
+    vlai_group_leave(g, NULL);
+}
+
+/* Rank 0 and 2 wait for the word of a rank that stands still: that one is named, and where two wait for each other one of them. */
+static void await_each_other(int rank)
+{
+    static const int of[] = {2, -1, 1}; /* 0 waits for 2, which waits for 1 */
+    vla_error err = VLA_ERROR_INIT;
+    vlai_group *g = join(rank, 1);
+    bool circle = world_size == 4;
+    vlai_group_work(g, "save", 3);
+    vlai_group_await(g, circle ? (rank + 1) % 4 : of[rank]);
+    vla_status status = VLA_OK;
+    for (double end = vlai_now() + GOOD_S; (status = vlai_group_status(g, &err)) == VLA_OK && vlai_now() < end;)
+        doze(0.02);
+    note(rank, status, &err);
+    vlai_group_leave(g, NULL);
+}
+
+static void test_work(void **state)
+{
+    (void)state;
+    port = free_port();
+    start(3, work_on);
+    finish(END_S);
+    for (int r = 0; r < 3; r++) {
+        assert_true(seen[r].value == 1);
+        assert_says(seen[r].message, "barrier 'second': rank 1 did not come within 1 s; rank 1 (host ");
+    }
+    for (int world = 3; world <= 4; world++) {
+        port = free_port();
+        start(world, await_each_other);
+        finish(END_S);
+        for (int r = 0; r < world; r++)
+            assert_says(seen[r].message, world == 3 ? "rank 1 (host " : "has made progress for 1 s: all of them are in phase save, step 3");
+    }
+}
+
 static void come_late(int rank)
 {
     vla_error err = VLA_ERROR_INIT;
@@ -466,7 +524,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_killed),          cmocka_unit_test(test_stopped),    cmocka_unit_test(test_paused),
         cmocka_unit_test(test_killed_any_time), cmocka_unit_test(test_failure),    cmocka_unit_test(test_root_cause),
-        cmocka_unit_test(test_no_progress),     cmocka_unit_test(test_late),       cmocka_unit_test(test_leave),
+        cmocka_unit_test(test_no_progress), cmocka_unit_test(test_work),     cmocka_unit_test(test_late),       cmocka_unit_test(test_leave),
         cmocka_unit_test(test_leave_too_early), cmocka_unit_test(test_memory),
     };
     return cmocka_run_group_tests(tests, set_up, NULL);

@@ -17,6 +17,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -27,7 +28,7 @@ enum { MOST = 4, STEPS = 16, SAMPLES = 103, VALIDATION = 23, CODE_LOST = 6, CODE
 
 typedef struct {
     char run[512], resume[512], compare[512], die[32];
-    int64_t accumulation, batch, zero, whole, overlap, ahead, numerics, steps, stop_at, save, nan, poison, seed, fail_write, term, bucket, keep, fail, bad, again, keys, slow;
+    int64_t accumulation, batch, zero, whole, overlap, ahead, numerics, steps, stop_at, save, nan, poison, seed, fail_write, term, bucket, keep, fail, bad, again, keys, slow, limit;
 } spec;
 
 static spec wanted;
@@ -48,10 +49,12 @@ static void on_lost(void *user, const char *text)
     _exit(CODE_LOST);
 }
 
-/* "slow=30": whatever this rank syncs takes that many seconds more. */
+/* "slow=30": whatever this rank syncs once it trains takes that many milliseconds more. */
+static atomic_bool trains;
+
 int fsync(int fd)
 {
-    for (double end = vlai_now() + (double)wanted.slow; wanted.slow && vlai_now() < end;)
+    for (double end = vlai_now() + 1e-3 * (double)wanted.slow; wanted.slow && atomic_load(&trains) && vlai_now() < end;)
         nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
     return fdatasync(fd);
 }
@@ -80,6 +83,7 @@ static vla_status fill_or_die(void *user, const void *shape, void *const *slots,
 {
     static int64_t fills;
     die_at("step", ++fills);
+    atomic_store(&trains, true);
     return toy_fill(user, shape, slots, count, run, err);
 }
 
@@ -228,6 +232,12 @@ static vla_status train(vlai_group *group, int rank, int world, vla_error *err)
         status = vla_trainer_run(trainer, err);
     if (status == VLA_OK && wanted.keys)
         status = count_keys(group, world, err);
+    if (status == VLA_OK && wanted.keys) { /* all ranks are of this host, and their snapshots take its memory together */
+        const vla_store *store = vla_trainer_store(trainer);
+        size_t all = vlai_ckpt_host_share(store, group, rank), wants = vlai_ckpt_share(store, 0) + (size_t)(world - 1) * vlai_ckpt_share(store, 1);
+        if (all != wants || all <= vlai_ckpt_share(store, rank))
+            status = vlai_fail(err, VLA_E_INTERNAL, "%zu bytes of all ranks, wanted %zu", all, wants);
+    }
     if (status == VLA_OK)
         status = save_again(group, rank, world, vla_trainer_store(trainer), err);
     if (!group || status == VLA_OK || status == VLA_E_CANCELLED) /* as `vla train` does: a failed rank of several only ends */
@@ -247,7 +257,7 @@ static void parse(int argc, char **argv)
                 {"stop_at", NULL, &wanted.stop_at}, {"save", NULL, &wanted.save}, {"nan", NULL, &wanted.nan}, {"poison", NULL, &wanted.poison},
                 {"seed", NULL, &wanted.seed}, {"fail_write", NULL, &wanted.fail_write}, {"term", NULL, &wanted.term}, {"bucket", NULL, &wanted.bucket},
                 {"keep", NULL, &wanted.keep}, {"fail", NULL, &wanted.fail}, {"bad", NULL, &wanted.bad}, {"again", NULL, &wanted.again},
-                {"keys", NULL, &wanted.keys}, {"slow", NULL, &wanted.slow}};
+                {"keys", NULL, &wanted.keys}, {"slow", NULL, &wanted.slow}, {"limit", NULL, &wanted.limit}};
     wanted = (spec){.accumulation = 1, .batch = 4, .zero = 1, .steps = STEPS, .bucket = 400};
     for (int i = 2; i < argc; i++) {
         char *value = strchr(argv[i], '=');
@@ -275,6 +285,7 @@ static int be_a_rank(int argc, char **argv)
     vlai_group_options o = VLAI_GROUP_OPTIONS_DEFAULT;
     o.lost = on_lost;
     parse(argc, argv);
+    o.timeout_s = (double)wanted.limit;
     signal(SIGTERM, on_term);
     vla_status status = vlai_ranks_read(&ranks, &err);
     if (status == VLA_OK)
@@ -797,7 +808,7 @@ static void a_failure_does_not_wait_for_a_save(void **state)
 {
     (void)state;
     outcome o;
-    start(&o, 3, words("run=%s save=2 fail=42", at("slow")), (const char *const[]){NULL, NULL, "slow=40"});
+    start(&o, 3, words("run=%s save=2 fail=42", at("slow")), (const char *const[]){NULL, NULL, "slow=40000"});
     wait_all(&o, 60);
     bool one = false;
     for (int r = 0; r < 3; r++) {
@@ -809,6 +820,42 @@ static void a_failure_does_not_wait_for_a_save(void **state)
     }
     assert_true(one);
     assert_true(newest_step(at("slow")) < 0); /* the save was under way */
+}
+
+/* A save in which one rank stands still ends all at the limit, and names it: the last save, and one that the next save waits for. */
+static void a_save_that_hangs(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        outcome o;
+        char name[32], who[32];
+        const char *extra[3] = {NULL, NULL, NULL};
+        int victim = i % 3;
+        extra[victim] = "slow=1000000";
+        snprintf(name, sizeof name, "hangs-%d", i);
+        snprintf(who, sizeof who, "rank %d (host ", victim);
+        start(&o, 3, words("run=%s limit=5 %s", at(name), i == 3 ? "save=4" : ""), extra);
+        wait_all(&o, 60);
+        for (int r = 0; r < 3; r++)
+            if (o.code[r] != CODE_LOST || !strstr(o.said[r], who) || !strstr(o.said[r], "has made no progress for 5 s: it is in phase save") || o.ended[r] - o.began > 30) {
+                show(&o);
+                fail_msg("'%s': rank %d", name, r);
+            }
+    }
+}
+
+/* One that goes on is waited for, however long it takes: here several times the limit. */
+static void a_save_that_is_slow(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        outcome o;
+        char name[32];
+        snprintf(name, sizeof name, "slowly-%d", i);
+        run_with(2, 0, words("run=%s limit=4 save=%d", at(name), i ? 8 : 0), (const char *const[]){"slow=1500", "slow=2500"}, &o);
+        assert_int_equal(newest_step(at(name)), STEPS);
+        assert_true(o.ended[1] - o.began > 2 * 4 + 2);
+    }
 }
 
 /* What the writers say to each other does not pile up. */
@@ -869,6 +916,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_failure_ends_all), cmocka_unit_test(all_stop_together),  cmocka_unit_test(killed_ranks),            cmocka_unit_test(killed_while_they_save),
         cmocka_unit_test(a_failing_part),     cmocka_unit_test(writers_of_one_group),     cmocka_unit_test(differences_are_refused),
         cmocka_unit_test(a_failure_does_not_wait_for_a_save), cmocka_unit_test(words_are_forgotten),
+        cmocka_unit_test(a_save_that_hangs), cmocka_unit_test(a_save_that_is_slow),
     };
     return cmocka_run_group_tests(tests, make_root, drop_root);
 }
