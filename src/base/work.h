@@ -3,12 +3,17 @@
 #ifndef VLAI_WORK_H
 #define VLAI_WORK_H
 
-#include <stddef.h>
+#include "vla/error.h"
+
 #include <stdint.h>
+
+VLA_BEGIN_DECLS
 
 enum { VLAI_WORK_PIECE = 32 << 20 }; /* bytes that are worked on between two steps of the count */
 
 void vlai_work_add(void);
 uint64_t vlai_work_done(void);
+
+VLA_END_DECLS
 
 #endif

@@ -3,6 +3,7 @@
 #include "base/fail.h"
 #include "base/memory.h"
 #include "base/pool.h"
+#include "base/work.h"
 
 #include <math.h>
 #include <string.h>
@@ -105,6 +106,7 @@ static void run_job(void *context, int64_t tile, int thread)
     const work *w = context;
     const job *j = &w->jobs[tile];
     float *values = w->scratch[thread];
+    vlai_work_add();
     for (int64_t i = 0; i < j->rows; i++)
         values[i] = j->data[i * j->stride + j->column];
     describe(values, j->rows, j->to, j->to_column);

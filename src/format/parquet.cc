@@ -8,6 +8,7 @@
 #include "base/fail.h"
 #include "base/io.h"
 #include "base/memory.h"
+#include "base/work.h"
 #include "format/page_header.h"
 
 #include "arrow/buffer.h"
@@ -301,6 +302,7 @@ void describe_columns(vlai_parquet *file)
 vla_status vlai_parquet_open(const char *path, vlai_parquet **out, vla_error *err)
 {
     *out = nullptr;
+    vlai_work_add();
     VLA_TRY(check_ends(path, err));
     vlai_parquet *file = new (std::nothrow) vlai_parquet;
     if (!file)
@@ -670,6 +672,7 @@ vla_status vlai_parquet_read(vlai_parquet *file, const vlai_parquet_column *colu
                              vlai_parquet_type want, vlai_parquet_values *out, vla_error *err)
 {
     memset(out, 0, sizeof *out);
+    vlai_work_add();
     if (first < 0 || rows < 0 || first > file->rows || rows > file->rows - first)
         return vlai_fail(err, VLA_E_INVALID, "%s: rows %lld..+%lld asked of %lld", file->path.c_str(), (long long)first,
                          (long long)rows, (long long)file->rows);

@@ -2,9 +2,8 @@
  * runs out. */
 #include "ranks.h"
 
-#include "base/work.h"
-
 #include "base/memory.h"
+#include "base/work.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>
