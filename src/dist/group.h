@@ -30,7 +30,7 @@
  * phase and step, and why. VLA_E_INVALID: ranks that differ (versions, agree, the kind of a collective), arguments out of range.
  * VLA_E_IO: the port, an address, a socket. After VLA_E_LOST every further call fails with the same sentence. No call waits without
  * limit: join, get, barrier, agree, broadcast and gather end within their time limit plus 10 seconds, fail within 5, leave within the
- * time limit.
+ * time limit. Only ranks in a phase of work (vlai_group_work) are waited for longer, as long as their work moves on.
  *
  * Collectives. barrier, agree, broadcast, gather and gather_all are called by every rank, in the same order, with the same `what` and
  * size; another call where rank 0 makes this one is an error on every rank that names both.
