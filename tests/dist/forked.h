@@ -29,6 +29,9 @@ typedef struct forked {
     void *context;
 } forked;
 
+/* Where rank 0 is when every rank says that it has a host of its own; NULL: all are on one, at the loopback. */
+static const char *forked_address;
+
 static inline int forked_port(void)
 {
     struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
@@ -45,7 +48,9 @@ static inline int forked_rank(const forked *f, int rank, int port)
 {
     vla_error err = VLA_ERROR_INIT;
     vlai_ranks ranks = {.rank = rank, .world = f->world, .local_rank = rank, .local_world = f->world, .nodes = 1, .port = port, .source = "RANK"};
-    snprintf(ranks.address, sizeof ranks.address, "127.0.0.1");
+    if (forked_address)
+        ranks.local_rank = 0, ranks.local_world = 1, ranks.node = rank, ranks.nodes = f->world;
+    snprintf(ranks.address, sizeof ranks.address, "%s", forked_address ? forked_address : "127.0.0.1");
     vlai_group_options options = VLAI_GROUP_OPTIONS_DEFAULT;
     options.timeout_s = f->timeout_s;
     vlai_group *group = NULL;

@@ -1,11 +1,15 @@
 /* Collectives over Gloo between forked processes: sums against a plain one in the order of ranks, odd sizes, plans, and what
  * happens when a rank is lost or does not come. */
+#define _DEFAULT_SOURCE /* IFF_LOOPBACK */
 #include "test.h"
 
 #include "dist/comm_cases.h"
 #include "dist/forked.h"
 
+#include <ifaddrs.h>
+#include <net/if.h>
 #include <pthread.h>
+#include <stdbool.h>
 
 static int differs(const void *a, const void *b, size_t bytes)
 {
@@ -209,6 +213,57 @@ static void test_abort(void **state)
     assert_int_equal(forked_run(&(forked){2, 20, 30, abort_body, NULL}, NULL), 0);
 }
 
+/* Connections of this process to an IPv4 loopback address, or to another. */
+static int connected(bool loopback)
+{
+    int n = 0;
+    for (int fd = 3; fd < 1024; fd++) {
+        struct sockaddr_storage peer;
+        socklen_t size = sizeof peer;
+        if (getpeername(fd, (struct sockaddr *)&peer, &size) == 0 && peer.ss_family == AF_INET)
+            n += (ntohl(((struct sockaddr_in *)&peer)->sin_addr.s_addr) >> 24 == 127) == loopback;
+    }
+    return n;
+}
+
+static int hosts_body(vlai_group *group, void *context)
+{
+    vla_error err = VLA_ERROR_INIT;
+    vlai_comm *comm = NULL;
+    const bool *loopback = context;
+    if (vlai_comm_open(group, "cpu", &comm, &err) != VLA_OK)
+        return SAY("%s", err.message);
+    float x = 1, scratch[32];
+    if (vlai_comm_all_reduce(comm, &x, 1, VLA_F32, scratch, NULL) != VLA_OK || x != 2)
+        return SAY("the sum is %g", x);
+    if (connected(!*loopback) || !connected(*loopback))
+        return SAY("%d connections over the loopback, %d others", connected(true), connected(false));
+    vlai_comm_close(comm);
+    return 0;
+}
+
+/* Two machines may have one name: whether ranks share one is what the environment says. */
+static void test_hosts(void **state)
+{
+    (void)state;
+    bool loopback = true;
+    char own[INET_ADDRSTRLEN] = "";
+    struct ifaddrs *all;
+    assert_int_equal(forked_run(&(forked){2, 20, 30, hosts_body, &loopback}, NULL), 0);
+    assert_int_equal(getifaddrs(&all), 0);
+    for (struct ifaddrs *a = all; a && !*own; a = a->ifa_next)
+        if (a->ifa_addr && a->ifa_addr->sa_family == AF_INET && !(a->ifa_flags & IFF_LOOPBACK))
+            inet_ntop(AF_INET, &((struct sockaddr_in *)a->ifa_addr)->sin_addr, own, sizeof own);
+    freeifaddrs(all);
+    if (!*own)
+        skip();
+    loopback = false;
+    forked_address = own;
+    int bad = forked_run(&(forked){2, 20, 30, hosts_body, &loopback}, NULL);
+    forked_address = NULL;
+    assert_int_equal(bad, 0);
+}
+
 static void test_devices(void **state)
 {
     (void)state;
@@ -224,6 +279,7 @@ static void test_devices(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_devices), cmocka_unit_test(test_sums),   cmocka_unit_test(test_plans),
-                                       cmocka_unit_test(test_killed),  cmocka_unit_test(test_absent), cmocka_unit_test(test_abort)};
+                                       cmocka_unit_test(test_killed),  cmocka_unit_test(test_absent), cmocka_unit_test(test_abort),
+                                       cmocka_unit_test(test_hosts)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
