@@ -43,8 +43,10 @@ static bool is_open(const joining *j, size_t n)
 {
     const vlai_node *node = &j->g->nodes[n];
     unsigned region = node->layer >= 0 && node->layer < j->options->visual_layers ? VLA_FUSE_VISUAL : VLA_FUSE_MODEL;
+    if (j->gone[n] || !is_elementwise(node->op)) /* others may have no result */
+        return false;
     vla_dtype dtype = vlai_value(j->g, node->outputs[0])->dtype;
-    return !j->gone[n] && is_elementwise(node->op) && (j->options->fuse & region) && (dtype == VLA_BF16 || dtype == VLA_F32 || dtype == VLA_F64);
+    return (j->options->fuse & region) && (dtype == VLA_BF16 || dtype == VLA_F32 || dtype == VLA_F64);
 }
 
 static bool same_shape(const vlai_value_info *a, const vlai_value_info *b)
