@@ -386,13 +386,3 @@ vla_plan_memory vlai_plans_memory(const vlai_plans *p)
 {
     return p->largest;
 }
-
-vla_recompute vlai_plans_recompute(const vlai_plans *p)
-{
-    return p->recompute;
-}
-
-size_t vlai_plans_count(const vlai_plans *p)
-{
-    return p->count;
-}

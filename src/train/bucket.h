@@ -56,9 +56,6 @@ vla_status vlai_plans_update(vlai_plans *plans, const vla_gradient_status *statu
 vla_status vlai_plans_gather(vlai_plans *plans, vla_error *err);
 /* The largest of each kind over the plans made so far. */
 vla_plan_memory vlai_plans_memory(const vlai_plans *plans);
-size_t vlai_plans_count(const vlai_plans *plans);
-/* What the newest plan of a batch makes again in its backward pass. */
-vla_recompute vlai_plans_recompute(const vlai_plans *plans);
 
 VLA_END_DECLS
 

@@ -1,5 +1,6 @@
 /* `vla bench --nproc` on CPU ranks: rows of 1 and 2 ranks with numbers that belong together, the model beside them, ranks that
  * another launcher starts, and ranks that fail. */
+#include "bench_rows.h"
 #include "tiny.h"
 
 #include "dist/supervise.h"
@@ -9,30 +10,6 @@
 #include <math.h>
 
 #define SMALL "bench --config tiny.yml --device cpu --text-tokens 12 --side 56 --numerics fp32 --batch 2 --steps 6 "
-
-/* The rows of one kind in a file of JSON lines. */
-static json_t *rows_of(const char *name, const char *kind)
-{
-    char *text = tiny_read(name, NULL), *rest;
-    json_t *rows = json_array();
-    for (char *line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {
-        json_t *object = json_loads(line, 0, NULL);
-        const char *own = json_string_value(json_object_get(object, "kind"));
-        if (own && !strcmp(own, kind))
-            json_array_append(rows, object);
-        json_decref(object);
-    }
-    vlai_free(text);
-    return rows;
-}
-
-static double number(const json_t *row, const char *key)
-{
-    const json_t *value = json_object_get(row, key);
-    if (!json_is_number(value))
-        fail_msg("'%s' is no number", key);
-    return json_number_value(value);
-}
 
 static void assert_near(double got, double want)
 {
@@ -84,7 +61,7 @@ static void rows_of_ranks(void **state)
     (void)state;
     tiny_must(SMALL "--nproc 1,2 --out ranks.jsonl");
     tiny_said("model: step");
-    json_t *rows = rows_of("ranks.jsonl", "ranks"), *forecast = rows_of("ranks.jsonl", "ranks_model"), *machine = rows_of("ranks.jsonl", "machine");
+    json_t *rows = rows_of(false, "ranks.jsonl", "ranks"), *forecast = rows_of(false, "ranks.jsonl", "ranks_model"), *machine = rows_of(false, "ranks.jsonl", "machine");
     assert_int_equal(json_array_size(machine), 1);
     assert_int_equal(json_array_size(rows), 2);
     assert_int_equal(json_array_size(forecast), 7); /* 8; 16 and 64 over three links */
@@ -125,20 +102,20 @@ static void other_forms(void **state)
     (void)state;
     json_t *rows;
     tiny_must(SMALL "--nproc 1,2 --plain --json");
-    rows = rows_of("log", "ranks");
+    rows = rows_of(false, "log", "ranks");
     assert_int_equal(json_array_size(rows), 2);
     check_row(json_array_get(rows, 1), 2);
     check_losses(json_array_get(rows, 0), json_array_get(rows, 1));
     check_exchange(json_array_get(rows, 1), json_array_get(rows, 0));
     json_decref(rows);
     tiny_must(SMALL "--nproc 2 --dist.zero=0 --json --against ranks.jsonl");
-    rows = rows_of("log", "ranks");
+    rows = rows_of(false, "log", "ranks");
     check_row(json_array_get(rows, 0), 2);
     assert_true(number(json_array_get(rows, 0), "all_reduce_gb_per_s") > 0 && number(json_array_get(rows, 0), "efficiency") > 0);
     json_decref(rows);
     tiny_must("launch --nproc 2 " SMALL "--against ranks.jsonl --out ranks.jsonl");
     tiny_said("model: step");
-    rows = rows_of("ranks.jsonl", "ranks");
+    rows = rows_of(false, "ranks.jsonl", "ranks");
     assert_int_equal(json_array_size(rows), 3);
     check_row(json_array_get(rows, 2), 2);
     check_exchange(json_array_get(rows, 2), json_array_get(rows, 0));
@@ -159,7 +136,7 @@ static void two_machines(void **state)
     }
     assert_int_equal(tiny_wait(nodes[0]), 0);
     assert_int_equal(tiny_wait(nodes[1]), 0);
-    json_t *rows = rows_of("node-0", "ranks"), *others = rows_of("node-1", "ranks"), *measured = rows_of("ranks.jsonl", "ranks");
+    json_t *rows = rows_of(false, "node-0", "ranks"), *others = rows_of(false, "node-1", "ranks"), *measured = rows_of(false, "ranks.jsonl", "ranks");
     assert_int_equal(json_array_size(rows), 1);
     assert_int_equal(json_array_size(others), 0); /* rank 0 tells */
     check_row(json_array_get(rows, 0), 2);
@@ -176,14 +153,14 @@ static void micro_batches(void **state)
     (void)state;
     json_t *one, *two;
     tiny_must(SMALL "--nproc 1 --accumulate 2 --json");
-    one = rows_of("log", "ranks");
+    one = rows_of(false, "log", "ranks");
     tiny_must(SMALL "--nproc 2 --accumulate 1 --json");
-    two = rows_of("log", "ranks");
+    two = rows_of(false, "log", "ranks");
     assert_int_equal((int)number(json_array_get(one, 0), "global_batch"), 4);
     assert_int_equal((int)number(json_array_get(two, 0), "global_batch"), 4);
     check_losses(json_array_get(one, 0), json_array_get(two, 0));
     json_decref(one);
-    one = rows_of("ranks.jsonl", "ranks"); /* whose micro-batches are the same */
+    one = rows_of(false, "ranks.jsonl", "ranks"); /* whose micro-batches are the same */
     assert_true(fabs(number(json_object_get(json_array_get(one, 1), "loss"), "1") / number(json_object_get(json_array_get(two, 0), "loss"), "1") - 1) > 1e-3);
     json_decref(one);
     json_decref(two);
@@ -196,7 +173,7 @@ static void ranks_that_fail(void **state)
     (void)state;
     json_t *rows;
     assert_int_equal(tiny_run(NULL, "bench --config tiny.yml --device cpu --side 20 --batch 1 --numerics fp32 --nproc 2 --json"), 2);
-    rows = rows_of("log", "ranks");
+    rows = rows_of(false, "log", "ranks");
     assert_int_equal(json_array_size(rows), 1);
     assert_non_null(strstr(json_string_value(json_object_get(json_array_get(rows, 0), "error")), "pictures of 20 pixels"));
     json_decref(rows);
@@ -245,7 +222,7 @@ static void a_bench_is_ended(void **state)
         assert_true(wait_for_ranks(bench) > 0);
         kill(bench, signals[i]);
         assert_int_equal(tiny_wait(bench), 128 + SIGTERM); /* which is what the ranks get */
-        json_t *rows = rows_of("log", "ranks");
+        json_t *rows = rows_of(false, "log", "ranks");
         assert_int_equal(json_array_size(rows), 1);
         assert_string_equal(json_string_value(json_object_get(json_array_get(rows, 0), "error")), i ? "ended by SIGINT" : "ended by SIGTERM");
         json_decref(rows);
@@ -263,7 +240,7 @@ static void a_rank_is_killed(void **state)
     assert_true(victim > 0);
     kill(victim, SIGKILL);
     assert_int_equal(tiny_wait(bench), 128 + SIGKILL);
-    json_t *rows = rows_of("log", "ranks");
+    json_t *rows = rows_of(false, "log", "ranks");
     assert_int_equal(json_array_size(rows), 2);
     assert_non_null(strstr(json_string_value(json_object_get(json_array_get(rows, 0), "error")), "SIGKILL"));
     assert_true(number(json_array_get(rows, 1), "step_ms") > 0);

@@ -1,4 +1,5 @@
 /* `vla bench` on the CPU: rows by batch and numerics, switch by switch, its JSON, the loader's rate, and what it refuses. */
+#include "bench_rows.h"
 #include "tiny.h"
 
 #include <jansson.h>
@@ -6,37 +7,12 @@
 
 #define SMALL "bench --config tiny.yml --device cpu --text-tokens 12 --side 56 "
 
-/* The rows of one kind in a file of JSON lines; every line must be an object. */
-static json_t *rows_of(const char *name, const char *kind)
-{
-    char *text = tiny_read(name, NULL), *rest;
-    json_t *rows = json_array();
-    for (char *line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {
-        json_t *object = json_loads(line, 0, NULL);
-        if (!json_is_object(object))
-            fail_msg("not an object: %s", line);
-        if (!strcmp(json_string_value(json_object_get(object, "kind")), kind))
-            json_array_append(rows, object);
-        json_decref(object);
-    }
-    vlai_free(text);
-    return rows;
-}
-
-static double number(const json_t *row, const char *key)
-{
-    const json_t *value = json_object_get(row, key);
-    if (!json_is_number(value))
-        fail_msg("'%s' is no number", key);
-    return json_number_value(value);
-}
-
 static void rows_by_batch_and_numerics(void **state)
 {
     (void)state;
     tiny_must(SMALL "--batches 1,3 --numerics fp32,bf16,bf16-sr --steps 6 --out out.jsonl");
     tiny_said("bf16-sr         3");
-    json_t *steps = rows_of("out.jsonl", "step"), *machine = rows_of("out.jsonl", "machine");
+    json_t *steps = rows_of(true, "out.jsonl", "step"), *machine = rows_of(true, "out.jsonl", "machine");
     assert_int_equal(json_array_size(machine), 1);
     assert_int_equal(json_array_size(steps), 6);
     static const char *const modes[] = {"fp32", "fp32", "bf16", "bf16", "bf16-sr", "bf16-sr"};
@@ -59,7 +35,7 @@ static void rows_by_batch_and_numerics(void **state)
     json_decref(steps);
     json_decref(machine);
     tiny_must(SMALL "--batch 2 --numerics fp32 --steps 2 --out out.jsonl"); /* is added */
-    steps = rows_of("out.jsonl", "step");
+    steps = rows_of(true, "out.jsonl", "step");
     assert_int_equal(json_array_size(steps), 7);
     json_decref(steps);
 }
@@ -69,7 +45,7 @@ static void switch_by_switch(void **state)
 {
     (void)state;
     tiny_must(SMALL "--batch 2 --numerics fp32 --steps 6 --switches --json --out switches.jsonl");
-    json_t *printed = rows_of("log", "step"), *rows = rows_of("switches.jsonl", "step");
+    json_t *printed = rows_of(true, "log", "step"), *rows = rows_of(true, "switches.jsonl", "step");
     assert_true(json_equal(printed, rows));
     assert_int_equal(json_array_size(rows), 7);
     assert_string_equal(json_string_value(json_object_get(json_array_get(rows, 0), "variant")), "none");
@@ -79,7 +55,7 @@ static void switch_by_switch(void **state)
     json_decref(printed);
     json_decref(rows);
     tiny_must(SMALL "--batch 2 --numerics fp32 --steps 2 --plain --profile --json");
-    rows = rows_of("log", "step");
+    rows = rows_of(true, "log", "step");
     const json_t *profile = json_object_get(json_array_get(rows, 0), "profile");
     assert_true(number(json_object_get(json_object_get(profile, "ops"), "matmul"), "ms") > 0);
     assert_true(number(profile, "step_ms") > 0);
@@ -90,7 +66,7 @@ static void rate_of_the_loader(void **state)
 {
     (void)state;
     tiny_must("bench --config tiny.yml --loader --seconds 0.2 --json");
-    json_t *rows = rows_of("log", "loader");
+    json_t *rows = rows_of(true, "log", "loader");
     assert_int_equal(json_array_size(rows), 1);
     assert_int_equal((int)number(json_array_get(rows, 0), "workers"), 2);
     assert_true(number(json_array_get(rows, 0), "samples_per_s") > 0);
