@@ -155,12 +155,13 @@ static void drop_runs(engine *e)
 static vla_status make_runs(const bench_setup *s, bench_row *row, vla_recompute recompute, bool spare, engine *e, vla_error *err)
 {
     double start = vlai_now();
-    VLA_TRY(make_plans(s, row, recompute, 0, e, err));
+    size_t wanted = (size_t)(1e9 * s->train->memory.keep_gb);
+    VLA_TRY(make_plans(s, row, recompute, spare ? 0 : wanted, e, err));
     size_t room = room_of(s, e), need = needed(e);
     if (e->device && need > room)
         return vlai_fail(err, VLA_E_DEVICE_NOMEM, "%lld samples: %.2f GB, of %.2f GB that there are", (long long)row->batch, (double)need * 1e-9, (double)room * 1e-9);
-    spare = spare && (s->limit || !e->comm); /* as the trainer does */
-    size_t keep = spare && e->device ? vlai_device_keep(row->numerics, room, need, vlai_plan_needs(e->executor, e->plan).arena) : 0;
+    spare = spare && (s->limit || wanted || !e->comm); /* as the trainer does */
+    size_t keep = spare && e->device ? vlai_device_keep(row->numerics, wanted, room, need, vlai_plan_needs(e->executor, e->plan).arena) : 0;
     for (; keep; keep = needed(e) > room ? keep / 2 : 0) {
         drop_runs(e);
         VLA_TRY(make_plans(s, row, recompute, keep, e, err));

@@ -40,7 +40,8 @@ static const char plan_help[] =
     "  --text-tokens N      tokens of a sample that are neither picture nor action (98)\n"
     "  --grid HxW[,HxW]     patches of each picture of a sample (from data.resolution, for square pictures)\n"
     "  --vocab N            rows of the embedding (from the architecture file)\n"
-    "  --recompute none|cheap|layer   what the planned columns make again in the backward pass (memory.recompute, else cheap)\n"
+    "  --recompute none|cheap|layer   what the planned columns make again in the backward pass (memory.recompute, else cheap; of what\n"
+    "                       cheap makes again memory.keep_gb is kept)\n"
     "  --numerics fp32|bf16|bf16-sr|bf16-plain   (training.numerics; auto: bf16, or fp32 with --device cpu)\n"
     "  --ranks N[,N]        numbers of ranks to plan for (1,4,8): each plan is that of rank 0, whose optimiser state is its shard\n"
     "                       (dist.zero); planned columns overlap buckets of perf.bucket MB, plain ones have 25 MB behind the backward\n"
@@ -256,7 +257,7 @@ typedef struct figures {
     size_t collectives;
     size_t lower_bound;     /* of the arena */
     size_t nodes;
-    double flops;           /* executed, of one micro-batch */
+    double flops, traffic;  /* executed, of one micro-batch; bytes that it reads and writes */
     size_t fused[VLAI_FUSE_COUNT];
 } figures;
 
@@ -349,6 +350,7 @@ static vla_status plan_of(const request *r, const model *m, const vla_store *sto
         out->nodes = vla_plan_nodes(plan);
         memcpy(out->fused, plan->fused, sizeof out->fused);
         out->flops = vla_plan_flops(plan);
+        out->traffic = plan->traffic;
         status = measure_buckets(plan, out, err);
     }
     if (status == VLA_OK && !whole && store->world > 1)
@@ -371,6 +373,7 @@ static vla_status make_plan(const request *r, const model *m, int64_t ranks, vla
     o.numerics = m->numerics;
     o.layout = layout;
     o.recompute = recompute;
+    o.keep = planned ? (size_t)(1e9 * m->train->memory.keep_gb) : 0;
     o.fuse = planned ? m->fuse : 0;
     o.visual_layers = (int)m->config.vision.depth + 1;
     o.store = store;
@@ -463,6 +466,9 @@ static void print_summary(const request *r, const model *m, const summary *s)
     for (int i = 0; i < 3; i++)
         printf("%s %s %.3f (lower bound %.3f)", i ? "," : "", recompute_names[i], (double)s->modes[i].memory.activations * 1e-9,
                (double)s->modes[i].lower_bound * 1e-9);
+    printf("\nread and written by the planned launches, GB:");
+    for (int i = 0; i < 3; i++)
+        printf("%s %s %.1f", i ? "," : "", recompute_names[i], s->modes[i].traffic * 1e-9);
     double samples = (double)shape->samples;
     printf("\n\nmodel FLOPs per sample     %8.4f T  training = 3 x forward (vision %.1f + %.1f attention, language %.1f + %.1f, head %.2f G)\n",
            s->model_flops.training * 1e-12, s->model_flops.vision_linear * 1e-9, s->model_flops.vision_attention * 1e-9,
@@ -498,14 +504,16 @@ static json_t *figures_json(const figures *f, const request *r)
 static vla_status print_json(const request *r, const model *m, const summary *s, vla_error *err)
 {
     double samples = (double)m->shape.samples;
-    json_t *modes = json_object();
-    for (int i = 0; i < 3; i++)
+    json_t *modes = json_object(), *traffic = json_object();
+    for (int i = 0; i < 3; i++) {
         json_object_set_new(modes, recompute_names[i], json_integer((json_int_t)s->modes[i].memory.activations));
-    json_t *out = json_pack("{s:I, s:I, s:I, s:I, s:s, s:o, s:o, s:o, s:f, s:f, s:f}", "batch", (json_int_t)r->batch, "tokens_per_sample",
+        json_object_set_new(traffic, recompute_names[i], json_real(s->modes[i].traffic));
+    }
+    json_t *out = json_pack("{s:I, s:I, s:I, s:I, s:s, s:o, s:o, s:o, s:o, s:f, s:f, s:f}", "batch", (json_int_t)r->batch, "tokens_per_sample",
                             (json_int_t)((m->shape.tokens0 + m->shape.tokens1) / m->shape.samples), "vocab",
                             (json_int_t)m->config.vocab_size, "parameters", (json_int_t)s->parameters, "recompute",
                             recompute_names[m->recompute], "planned", figures_json(s->planned, r), "plain", figures_json(s->plain, r),
-                            "activations", modes, "model_flops_per_sample", s->model_flops.training, "executed_flops_per_sample",
+                            "activations", modes, "traffic", traffic, "model_flops_per_sample", s->model_flops.training, "executed_flops_per_sample",
                             s->alone.flops / samples, "seconds", s->seconds);
     json_t *fused = json_object();
     for (int p = 0; p < VLAI_FUSE_COUNT; p++)

@@ -134,6 +134,7 @@ typedef struct vla_trainer_options {
     unsigned fast;
     int recompute_auto; /* the least recompute whose plans fit, at the first batch; `recompute` is where it begins */
     size_t memory_limit; /* most bytes of device memory (on the CPU: of parameters and plans); 0 = what is free */
+    size_t memory_keep;  /* most bytes of what cheap recompute keeps all the same; 0 = by the room there is, with fp32 masters alone */
     int whole_step;     /* clip and AdamW are part of the micro-batch's plan; accumulation is 1 then */
     int ahead;          /* the next step is begun before the results of this one are read: same bits, one step more in flight */
     int timing;         /* log how long each part of the start takes */

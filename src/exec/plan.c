@@ -32,6 +32,13 @@ static size_t widened_bytes(const vla_graph *g, const vlai_node *node)
     return total;
 }
 
+/* Views and places for values to come move nothing, collectives by other means. */
+static bool moves(const vlai_node *node)
+{
+    return !vlai_op_is_collective(node->op) && node->op != VLAI_OP_bucket && node->op != VLAI_OP_part && node->op != VLAI_OP_reshape &&
+           node->op != VLAI_OP_stop_gradient;
+}
+
 static void measure(vla_plan *plan)
 {
     const vla_graph *g = plan->graph;
@@ -39,6 +46,8 @@ static void measure(vla_plan *plan)
         vlai_cost cost = {0};
         vlai_ops[g->nodes[n].op].cost(g, &g->nodes[n], &cost);
         plan->flops += cost.flops;
+        if (moves(&g->nodes[n]))
+            plan->traffic += cost.bytes;
         if (vlai_op_is_collective(g->nodes[n].op)) {
             size_t bytes = value_bytes(vlai_value(g, g->nodes[n].inputs[0]));
             plan->collectives++;

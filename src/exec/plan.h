@@ -18,6 +18,7 @@ struct vla_plan {
     size_t workspace_per_thread; /* largest per-thread scratch of any node */
     size_t widen;                /* fp32 copies of bf16 operands and results of the largest node (CPU) */
     double flops;
+    double traffic; /* bytes that nodes read and write, each operand once; collectives are not counted */
     size_t collectives, reduced, gathered; /* how many; bytes of the buckets that one execution reduces and gathers */
 };
 

@@ -218,7 +218,7 @@ static vla_status make_plan(vlai_plans *p, vlai_bucket *b, vla_recompute recompu
  * sharing state out is to make room, unless a limit says how much they may take. */
 static vla_status keep_more(vlai_plans *p, vlai_bucket *b, size_t room, size_t held, size_t *need, vla_error *err)
 {
-    size_t keep = vlai_device_keep(p->options.plan.numerics, room, *need, vlai_plan_needs(p->executor, b->plan).arena);
+    size_t keep = vlai_device_keep(p->options.plan.numerics, p->options.plan.keep, room, *need, vlai_plan_needs(p->executor, b->plan).arena);
     do {
         vla_plan_destroy(b->plan);
         b->plan = NULL;
@@ -250,7 +250,8 @@ static vla_status make_fitting_plan(vlai_plans *p, vlai_bucket *b, vla_error *er
         vla_plan_destroy(b->plan);
         b->plan = NULL;
     }
-    if (mode == VLA_RECOMPUTE_CHEAP && (p->options.limit || !vlai_store_is_sharded(p->store)) && vlai_device_keep(p->options.plan.numerics, room, need, own.arena)) {
+    if (mode == VLA_RECOMPUTE_CHEAP && (p->options.limit || p->options.plan.keep || !vlai_store_is_sharded(p->store)) &&
+        vlai_device_keep(p->options.plan.numerics, p->options.plan.keep, room, need, own.arena)) {
         VLA_TRY(keep_more(p, b, room, held, &need, err));
         vlai_text_printf(&line, " and %.3f GB with what it has room to keep", 1e-9 * (double)need);
     }

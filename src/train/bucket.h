@@ -36,7 +36,8 @@ typedef struct vlai_plans_options {
     bool whole_step; /* the plans clip and step; accumulation is 1 */
     bool scaled;     /* the backward starts from "loss.scale" (an input) times the loss */
     int64_t most;    /* plans kept */
-    bool automatic;  /* plan.recompute is where it begins: the least that fits is taken, plan by plan */
+    bool automatic;  /* plan.recompute is where it begins: the least that fits is taken, plan by plan; plan.keep is then the most
+                        that is kept of what cheap would make again, 0: as much as there is room for (train/device.h) */
     size_t limit;    /* most bytes for parameters and plans; 0: what the device has free (nothing on the CPU) */
     vla_adamw_options adamw;
 } vlai_plans_options;

@@ -83,12 +83,12 @@ vlai_plan_need vlai_plan_needs(const vla_executor *ex, const vla_plan *plan)
     return need;
 }
 
-size_t vlai_device_keep(vla_numerics numerics, size_t room, size_t need, size_t arena)
+size_t vlai_device_keep(vla_numerics numerics, size_t wanted, size_t room, size_t need, size_t arena)
 {
-    if (numerics == VLA_BF16_SR || numerics == VLA_BF16_PLAIN)
-        return 0;
-    size_t margin = arena / 16 + room / 64;
-    return room == SIZE_MAX || room <= need || room - need <= margin ? 0 : room - need - margin;
+    if (room == SIZE_MAX || (!wanted && (numerics == VLA_BF16_SR || numerics == VLA_BF16_PLAIN)))
+        return wanted;
+    size_t margin = arena / 16 + room / 64, spare = room <= need || room - need <= margin ? 0 : room - need - margin;
+    return wanted && wanted < spare ? wanted : spare;
 }
 
 size_t vlai_device_room(const vla_executor *ex, size_t limit, size_t held)

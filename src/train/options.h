@@ -269,7 +269,9 @@
       "it: nothing, norms and products, or whole layers; auto: the least of these that fits. Not given: none; with "   \
       "WALLX_PERF_ALLOC cheap, and on a GPU layer where cheap does not fit")                                           \
     X(REAL, device_gb, 0, 0, 1e6, WORKS, "most memory of the device that the run may take, in GB of 10^9 bytes; on a " \
-      "CPU most memory for plans and parameters; 0 = all that is free")
+      "CPU most memory for plans and parameters; 0 = all that is free")                                                \
+    X(REAL, keep_gb, 0, 0, 1e6, WORKS, "GB of values that recompute cheap keeps all the same, as far as there is room, " \
+      "also with bf16-sr and bf16-plain and on several ranks; 0 = by the room that one rank has, with the others none")
 
 /* Several ranks. On one nothing of it has an effect. */
 #define VLAI_OPTIONS_DIST(X)                                                                                           \

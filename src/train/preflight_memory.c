@@ -324,7 +324,7 @@ static vla_status plan_run(look *l, prompts *p, slots *made, vlai_run_settings *
                                     .numerics = o->numerics, .recompute = o->recompute, .layout = o->layout, .threads = o->threads, .fuse = o->fuse,
                                     .whole_step = o->whole_step || (l->ranks > 1 && o->overlap && o->accumulation == 1),
                                     .fast = o->fast, .visual_layers = o->visual_layers, .fast_attention = o->fast_attention,
-                                    .automatic = o->recompute_auto, .limit = o->memory_limit, .executor = l->executor,
+                                    .automatic = o->recompute_auto, .limit = o->memory_limit, .keep = o->memory_keep, .executor = l->executor,
                                     .shard = {sizeof(vla_shard_options), 0, l->ranks, o->bucket_bytes, o->zero}, .overlap = o->overlap,
                                     .gradient_dtype = o->gradient_dtype};
     return vlai_run_memory_plan(&s->model, &o->adamw, made->items, settings, out->available, &out->memory, err);

@@ -299,6 +299,7 @@ vla_status vlai_run_memory_plan(const vla_model *model, const vla_adamw_options 
     p.options.fast = settings->fast;
     p.options.overlap = settings->overlap;
     p.options.gradient_dtype = settings->gradient_dtype;
+    p.options.keep = settings->automatic ? 0 : settings->keep;
     VLA_TRY_GOTO(vla_store_create(&p.store, err), done);
     VLA_TRY_GOTO(model->params(model->user, p.store, err), done);
     if (settings->shard.world > 1)
@@ -316,8 +317,8 @@ vla_status vlai_run_memory_plan(const vla_model *model, const vla_adamw_options 
         p.options.recompute++;
         VLA_TRY_GOTO(plan_once(&p, slots, err), done);
     }
-    if (settings->automatic && p.options.recompute == VLA_RECOMPUTE_CHEAP && (settings->limit || settings->shard.world < 2)) { /* as the run itself decides */
-        size_t keep = vlai_device_keep(p.options.numerics, room(&p), taken(&p), settings->executor ? p.need.arena : out->arena);
+    if (settings->automatic && p.options.recompute == VLA_RECOMPUTE_CHEAP && (settings->limit || settings->keep || settings->shard.world < 2)) { /* as the run itself decides */
+        size_t keep = vlai_device_keep(p.options.numerics, settings->keep, room(&p), taken(&p), settings->executor ? p.need.arena : out->arena);
         for (; keep; keep = taken(&p) > room(&p) ? keep / 2 : 0) {
             p.options.keep = keep;
             VLA_TRY_GOTO(plan_once(&p, slots, err), done);

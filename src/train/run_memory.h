@@ -27,6 +27,7 @@ typedef struct vlai_run_settings {
     int visual_layers, fast_attention;
     bool automatic;  /* recompute is where it begins; the least that fits is taken */
     size_t limit;    /* most bytes of the device (0: what is free) */
+    size_t keep;     /* as in vlai_plans_options.plan */
     const vla_executor *executor; /* of a device; NULL: the run is on the CPU */
     bool whole_step; /* the update is part of the batch's plan; only with accumulation 1 */
     vla_shard_options shard; /* world 0 or 1: one rank */

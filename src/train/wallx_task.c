@@ -646,6 +646,7 @@ static vla_status make_options(vlai_wallx_task *t, vla_error *err)
     o.numerics = vlai_settings_numerics(c, !cpu);
     set_recompute(c, &switches, cpu, &o);
     o.memory_limit = (size_t)(1e9 * c->memory.device_gb);
+    o.memory_keep = (size_t)(1e9 * c->memory.keep_gb);
     o.layout = switches.alloc ? VLA_MEMORY_LIFETIMES : VLA_MEMORY_FREE_LISTS;
     /* A CPU's kernels are the reference and stay one per operation. */
     o.fuse = cpu ? 0 : (switches.compile ? VLA_FUSE_MODEL : 0) | (switches.compile_visual ? VLA_FUSE_VISUAL : 0);

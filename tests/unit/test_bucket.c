@@ -34,7 +34,7 @@ typedef struct outcome {
 } outcome;
 
 /* limit 0: none, and `fixed` decides. */
-static outcome plan(size_t limit, vla_recompute fixed)
+static outcome plan_of(vla_numerics numerics, size_t limit, vla_recompute fixed, size_t keep)
 {
     vla_error err;
     vla_store *store;
@@ -44,6 +44,8 @@ static outcome plan(size_t limit, vla_recompute fixed)
     vla_model model = {.size = sizeof model, .shape_size = sizeof(int64_t), .build = build};
     vlai_plans_options options = {.plan = VLA_PLAN_OPTIONS_DEFAULT, .accumulation = 1, .most = 2, .automatic = limit > 0, .limit = limit};
     options.plan.recompute = fixed;
+    options.plan.numerics = numerics;
+    options.plan.keep = keep;
     assert_ok(vla_store_create(&store, &err), err);
     for (int l = 0; l < LAYERS; l++) {
         char name[16];
@@ -52,7 +54,7 @@ static outcome plan(size_t limit, vla_recompute fixed)
         snprintf(name, sizeof name, "down.%d", l);
         assert_ok(vla_store_add(store, name, VLA_COMPUTE, 2, (int64_t[]){WIDTH, INNER}, 0, &err), err);
     }
-    assert_ok(vla_store_allocate(store, VLA_FP32, VLA_STORE_TRAIN, &err), err);
+    assert_ok(vla_store_allocate(store, numerics, VLA_STORE_TRAIN, &err), err);
     assert_ok(vla_executor_create(1, &executor, &err), err);
     assert_ok(vlai_plans_create(&model, store, executor, &options, &plans, &err), err);
     assert_ok(vlai_plans_get(plans, &(int64_t){1}, true, &bucket, &err), err);
@@ -62,6 +64,11 @@ static outcome plan(size_t limit, vla_recompute fixed)
     vla_executor_destroy(executor);
     vla_store_destroy(store);
     return got;
+}
+
+static outcome plan(size_t limit, vla_recompute fixed)
+{
+    return plan_of(VLA_FP32, limit, fixed, 0);
 }
 
 static void test_limits(void **state)
@@ -81,8 +88,42 @@ static void test_limits(void **state)
     assert_true(some.need > cheap.need && some.need < none.need);
 }
 
+/* A mode without masters leaves room free, unless it is told how much it may take; that bounds the others too. */
+static void test_wanted(void **state)
+{
+    (void)state;
+    static const vla_numerics modes[] = {VLA_FP32, VLA_BF16_SR};
+    for (int m = 0; m < 2; m++) {
+        outcome none = plan_of(modes[m], 0, VLA_RECOMPUTE_NONE, 0), cheap = plan_of(modes[m], 0, VLA_RECOMPUTE_CHEAP, 0);
+        size_t limit = none.need - 1, most = (none.need - cheap.need) / 2;
+        outcome free = plan_of(modes[m], limit, VLA_RECOMPUTE_CHEAP, 0), some = plan_of(modes[m], limit, VLA_RECOMPUTE_CHEAP, most);
+        outcome fixed = plan_of(modes[m], 0, VLA_RECOMPUTE_CHEAP, most), tight = plan_of(modes[m], cheap.need, VLA_RECOMPUTE_CHEAP, most);
+        assert_true((free.need > cheap.need) == (modes[m] == VLA_FP32));
+        assert_int_equal(some.recompute, VLA_RECOMPUTE_CHEAP);
+        assert_int_equal(some.keep, most);
+        assert_true(some.need > cheap.need && some.need < none.need);
+        assert_int_equal(fixed.need, some.need);
+        assert_int_equal(tight.keep, 0);
+        assert_int_equal(tight.need, cheap.need);
+    }
+}
+
+static void test_device_keep(void **state)
+{
+    (void)state;
+    const size_t room = 6400, need = 3200, arena = 1600, spare = room - need - arena / 16 - room / 64;
+    assert_int_equal(vlai_device_keep(VLA_BF16_MASTER, 0, room, need, arena), spare);
+    assert_int_equal(vlai_device_keep(VLA_BF16_MASTER, 50, room, need, arena), 50);
+    assert_int_equal(vlai_device_keep(VLA_BF16_MASTER, 2 * spare, room, need, arena), spare);
+    assert_int_equal(vlai_device_keep(VLA_BF16_SR, 0, room, need, arena), 0);
+    assert_int_equal(vlai_device_keep(VLA_BF16_SR, 50, room, need, arena), 50);
+    assert_int_equal(vlai_device_keep(VLA_BF16_SR, 50, need, need, arena), 0);
+    assert_int_equal(vlai_device_keep(VLA_BF16_MASTER, 0, SIZE_MAX, need, arena), 0);
+    assert_int_equal(vlai_device_keep(VLA_BF16_SR, 50, SIZE_MAX, need, arena), 50);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_limits)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_limits), cmocka_unit_test(test_wanted), cmocka_unit_test(test_device_keep)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -150,6 +150,26 @@ static void test_fused(void **state)
     json_decref(model);
 }
 
+/* Rows copied again come first: a read and a write, and a launch, for each byte kept. Then a byte for a byte. */
+static void test_keep(void **state)
+{
+    (void)state;
+    static const char *const keep[] = {"0", "1.1", "4.5", "30"};
+    double memory[4], traffic[4], none = 0;
+    for (int k = 0; k < 4; k++) {
+        char arguments[128];
+        snprintf(arguments, sizeof arguments, "--batch 26 --numerics bf16-sr --step --fuse all --ranks 1 --memory.keep_gb=%s", keep[k]);
+        json_t *p = plan_json(arguments);
+        memory[k] = number(p, "activations", "cheap", NULL, NULL);
+        traffic[k] = number(p, "traffic", "cheap", NULL, NULL);
+        none = number(p, "traffic", "none", NULL, NULL);
+        json_decref(p);
+    }
+    assert_true(memory[1] - memory[0] < 1.2e9 && traffic[0] - traffic[1] > 2.5 * (memory[1] - memory[0]));
+    assert_true(memory[2] - memory[0] < 4.6e9 && traffic[1] - traffic[2] > 0.9 * (memory[2] - memory[1]));
+    near(traffic[3], none, 1e-3);
+}
+
 static void test_text(void **state)
 {
     (void)state;
@@ -200,6 +220,7 @@ static void test_mistakes(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_full_model), cmocka_unit_test(test_defaults_and_sizes),
-                                       cmocka_unit_test(test_text), cmocka_unit_test(test_ranks), cmocka_unit_test(test_fused), cmocka_unit_test(test_mistakes)};
+                                       cmocka_unit_test(test_text), cmocka_unit_test(test_ranks), cmocka_unit_test(test_fused), cmocka_unit_test(test_keep),
+                                       cmocka_unit_test(test_mistakes)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
