@@ -59,6 +59,7 @@ static vla_plan_options plan_options(const bench_setup *s, const engine *e, cons
     o.gradient_dtype = s->train->dist.gradient_dtype == VLAI_GRADIENTS_BF16   ? VLA_BF16
                        : s->train->dist.gradient_dtype == VLAI_GRADIENTS_FP32 ? VLA_F32
                                                                               : VLA_DTYPE_NONE;
+    o.product_sms_free = (int)s->train->dist.product_sms_free;
     return o;
 }
 

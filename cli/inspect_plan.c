@@ -378,6 +378,7 @@ static vla_status make_plan(const request *r, const model *m, int64_t ranks, vla
     o.visual_layers = (int)m->config.vision.depth + 1;
     o.store = store;
     o.overlap = planned;
+    o.product_sms_free = (int)m->train->dist.product_sms_free;
     vla_store_use use = whole ? VLA_STORE_STEP : m->use;
     vla_status status = plan_of(r, m, store, &o, whole, out, text, err);
     out->memory.weights = vla_store_bytes(store, VLA_STORE_WEIGHT, m->numerics, use);

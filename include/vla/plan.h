@@ -55,9 +55,10 @@ typedef struct vla_plan_options {
     int overlap;              /* gradients are reduced while the backward pass runs, weights gathered under the forward pass */
     vla_dtype gradient_dtype; /* that gradients of weights in low precision are summed in: BF16, F32, or NONE: as they are */
     const struct vlai_comm_order *order; /* of collectives, that of the run's first plan; NULL: found by the plan */
+    int product_sms_free; /* multiprocessors of a GPU that products leave free which run beside collectives (0 to 64); 0: none */
 } vla_plan_options;
 
-#define VLA_PLAN_OPTIONS_DEFAULT {sizeof(vla_plan_options), VLA_FP32, VLA_RECOMPUTE_NONE, VLA_MEMORY_LIFETIMES, 0, 0, 0, 0, 0, NULL, 0, VLA_DTYPE_NONE, NULL}
+#define VLA_PLAN_OPTIONS_DEFAULT {sizeof(vla_plan_options), VLA_FP32, VLA_RECOMPUTE_NONE, VLA_MEMORY_LIFETIMES, 0, 0, 0, 0, 0, NULL, 0, VLA_DTYPE_NONE, NULL, 0}
 
 typedef struct vla_plan vla_plan;
 

@@ -147,6 +147,7 @@ typedef struct vla_trainer_options {
     int overlap;        /* buckets are reduced while the backward runs and weights gathered under the next forward */
     size_t bucket_bytes; /* of a gradient bucket, at most, but for tensors larger than that */
     vla_dtype gradient_dtype; /* that gradients are summed over ranks in: BF16, F32, or NONE = as they are kept */
+    int product_sms_free; /* as in vla_plan_options */
     /* optimizer */
     vla_adamw_options adamw;
     const vla_lr_group *groups; /* index = group of vla_store_add; the first is the base */

@@ -90,6 +90,7 @@ vla_status vla_plan_build(vla_graph *graph, const vla_plan_options *options, vla
     VLA_TRY_GOTO(vlai_pass_fuse(graph, options, plan->fused, err), fail);
     VLA_TRY_GOTO(vlai_pass_chain(graph, options, NULL, err), fail);
     VLA_TRY_GOTO(vlai_pass_communicate(graph, options, &plan->order, err), fail);
+    vlai_pass_beside(graph, options);
     VLA_TRY_GOTO(vlai_pass_memory(graph, options->layout, &plan->memory, err), fail);
     measure(plan);
     plan->options.store = NULL; /* they were lent */
@@ -149,6 +150,8 @@ vla_status vla_plan_print(const vla_plan *plan, char **text, vla_error *err)
         if (vlai_op_is_collective(node->op))
             vlai_text_printf(&out, " rank %d of %d, collective %d, bucket %d:", node->attrs.comm.rank, node->attrs.comm.world, node->attrs.comm.order,
                              node->attrs.comm.bucket);
+        if (node->sms_free)
+            vlai_text_printf(&out, " %d multiprocessors free:", node->sms_free);
         for (int i = 0; i < node->n_outputs; i++) {
             vlai_text_puts(&out, i ? ", " : " ");
             print_place(plan, node->outputs[i], &out);

@@ -88,6 +88,7 @@ typedef struct vlai_node {
     bool backward;  /* added by autodiff or after it */
     bool recompute; /* a copy made by the recompute pass */
     int8_t lane;    /* nodes of one lane run in order; a device may run lanes side by side. The backward has the forward's */
+    int8_t sms_free; /* multiprocessors that a product leaves to the collectives beside it (pass/beside.c); 0: none */
     int32_t layer;  /* see vlai_value_info.layer; a backward node carries that of the node it differentiates */
     vlai_attrs attrs;
 } vlai_node;

@@ -6,6 +6,7 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 typedef struct {
@@ -21,13 +22,13 @@ struct vlai_gemm_choices {
     char *kind, *path; /* files of the kind of GPU, of this GPU */
 };
 
-enum { KEY = 11 };
+enum { KEY = 12 };
 
 /* What tells shapes apart, in the order of the text. */
 static void key_of(const vlai_gemm_shape *s, int64_t key[KEY])
 {
     const int64_t all[KEY] = {s->m, s->n, s->k, s->transpose_a, s->transpose_b, s->bias, s->residual, s->sums, s->operand, s->result,
-                              s->bias || s->sums ? s->bias_type : VLA_DTYPE_NONE};
+                              s->bias || s->sums ? s->bias_type : VLA_DTYPE_NONE, s->multiprocessors};
     memcpy(key, all, sizeof all);
 }
 
@@ -63,15 +64,16 @@ static entry *find(const vlai_gemm_choices *c, const vlai_gemm_shape *shape)
 /* One line; false when it is none. */
 static bool read_line(const char *line, vlai_gemm_shape *s, vlai_gemm_choice *c)
 {
-    int operand, result, bias_type;
+    int operand, result, bias_type, end = 0;
     uint64_t *w = c->words;
     int n = sscanf(line, "%" SCNd64 " %" SCNd64 " %" SCNd64 " %d %d %d %d %d %d %d %d %" SCNu64
-                   " %f %" SCNx64 " %" SCNx64 " %" SCNx64 " %" SCNx64 " %" SCNx64 " %" SCNx64 " %" SCNx64 " %" SCNx64,
+                   " %f %" SCNx64 " %" SCNx64 " %" SCNx64 " %" SCNx64 " %" SCNx64 " %" SCNx64 " %" SCNx64 " %" SCNx64 "%n",
                    &s->m, &s->n, &s->k, &s->transpose_a, &s->transpose_b, &s->bias, &s->residual, &s->sums, &operand, &result,
-                   &bias_type, &c->workspace, &c->milliseconds, &w[0], &w[1], &w[2], &w[3], &w[4], &w[5], &w[6], &w[7]);
+                   &bias_type, &c->workspace, &c->milliseconds, &w[0], &w[1], &w[2], &w[3], &w[4], &w[5], &w[6], &w[7], &end);
     s->operand = (vla_dtype)operand;
     s->result = (vla_dtype)result;
     s->bias_type = (vla_dtype)bias_type;
+    s->multiprocessors = n == 21 && line[end] == ' ' ? (int)strtol(line + end, NULL, 10) : 0;
     return n == 21;
 }
 
@@ -179,6 +181,8 @@ static void print(const vlai_gemm_choices *c, bool all, vlai_text *out)
                          c->entries[i].choice.workspace, (double)c->entries[i].choice.milliseconds);
         for (int w = 0; w < 8; w++)
             vlai_text_printf(out, " %" PRIx64, c->entries[i].choice.words[w]);
+        if (s->multiprocessors)
+            vlai_text_printf(out, " %d", s->multiprocessors);
         vlai_text_puts(out, "\n");
     }
 }

@@ -3,7 +3,7 @@
  * several GPUs, which time for themselves, so find what they had before.
  *
  * As text one line per choice: m n k transpose_a transpose_b bias residual sums operand result bias_type workspace
- * milliseconds w0 .. w7, the words in hexadecimal. Threads: one caller at a time; several processes may share the file (it is written whole). */
+ * milliseconds w0 .. w7, the words in hexadecimal; at the end multiprocessors, where they are not all. Threads: one caller at a time; several processes may share the file (it is written whole). */
 #ifndef VLAI_GEMM_CHOICES_H
 #define VLAI_GEMM_CHOICES_H
 

@@ -104,6 +104,8 @@ static vla_status prepare(const vlai_cuda_context *context, vlai_cuda_call *call
                          .residual = call->in[3].data != NULL, .sums = has_sums(call),
                          .operand = call->in[0].dtype, .result = call->out[0].dtype};
     s.bias_type = s.sums ? call->out[1].dtype : call->in[2].dtype;
+    if (node->sms_free > 0 && node->sms_free < call->multiprocessors)
+        s.multiprocessors = call->multiprocessors - node->sms_free;
     *shape = s;
     if (call->in[0].dtype != call->in[1].dtype || (s.residual && call->in[3].dtype != s.result))
         return vlai_fail(err, VLA_E_DTYPE, "matmul: operands of %s and %s, residual of %s", vla_dtype_name(call->in[0].dtype),

@@ -9,6 +9,7 @@
  *   vlai_pass_fuse       fuse.c       (pass/fuse.h) nodes are joined into fused operations
  *   vlai_pass_chain      chain.c      element-wise operations that feed each other become one
  *   vlai_pass_communicate communicate.c (pass/communicate.h) updates of one rank of several: buckets, collectives, slices
+ *   vlai_pass_beside     beside.c     products that run beside collectives are marked
  *   vlai_pass_memory     memory.c     offsets in one arena, by lifetime */
 #ifndef VLAI_PASS_H
 #define VLAI_PASS_H
@@ -32,6 +33,9 @@ vla_status vlai_pass_recompute(vla_graph *g, vla_recompute mode, size_t keep, vl
 /* Joins chains of element-wise operations in the regions that options->fuse names, where a value in between has one reader.
  * *joined (may be NULL) counts the operations that went into chains. */
 vla_status vlai_pass_chain(vla_graph *g, const vla_plan_options *options, size_t *joined, vla_error *err);
+
+/* Of plans with collectives that overlap, where options->product_sms_free says so: vlai_node.sms_free. */
+void vlai_pass_beside(vla_graph *g, const vla_plan_options *options);
 
 /* Where each value lives. */
 typedef struct vlai_memory {

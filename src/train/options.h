@@ -278,6 +278,8 @@
     X(INT, zero, 1, 0, 1, WORKS, "1: every rank keeps and steps its share of the optimizer's state; 0: all of it")      \
     X(CHOICE, gradient_dtype, 0, 0, 0, WORKS, "auto|bf16|fp32; what gradients are summed over ranks in; auto = the "    \
       "type they are kept in: bf16 for weights in bf16, fp32 with accumulation and for weights in fp32")                \
+    X(INT, product_sms_free, 0, 0, 64, WORKS, "multiprocessors of a GPU that matrix products leave free while collectives run "  \
+      "beside them (WALLX_PERF_DDP); 0 = none")                                                                        \
     X(INT, timeout_s, 300, 1, 1000000, WORKS, "VLA_DIST_TIMEOUT: most seconds that ranks wait for another one")
 
 /* The switches of the environment, for those who keep settings in files: a variable that is set wins over its key. */

@@ -137,8 +137,8 @@ vla_status vlai_ranks_agree_settings(const vla_trainer *t, vla_error *err)
     vlai_text_printf(&text, "steps: epochs %lld, stop at %lld, save %lld %lld, validate %lld %d, ignore until %lld, bad steps %lld\n",
                      (long long)o->epochs, (long long)o->stop_at, (long long)o->save_interval, (long long)o->epoch_save_interval,
                      (long long)o->validation_interval, o->validate_first, (long long)o->ignore_until, (long long)o->max_bad_steps);
-    vlai_text_printf(&text, "dist: zero %d, overlap %d, buckets of %zu bytes, gradients %s, whole step %d\n", o->zero, o->overlap, o->bucket_bytes,
-                     o->gradient_dtype == VLA_DTYPE_NONE ? "as kept" : vla_dtype_name(o->gradient_dtype), o->whole_step);
+    vlai_text_printf(&text, "dist: zero %d, overlap %d, buckets of %zu bytes, gradients %s, whole step %d, multiprocessors free %d\n", o->zero, o->overlap,
+                     o->bucket_bytes, o->gradient_dtype == VLA_DTYPE_NONE ? "as kept" : vla_dtype_name(o->gradient_dtype), o->whole_step, o->product_sms_free);
     if (status == VLA_OK)
         status = vlai_text_status(&text, err);
     if (status == VLA_OK)

@@ -241,6 +241,7 @@ static vla_status make_machinery(vla_trainer *t, vla_error *err)
     p.plan.fast = o->fast;
     p.plan.overlap = o->overlap;
     p.plan.gradient_dtype = o->gradient_dtype;
+    p.plan.product_sms_free = o->product_sms_free;
     p.plan.keep = o->memory_keep;
     p.automatic = o->recompute_auto != 0;
     p.limit = o->memory_limit;

@@ -664,6 +664,7 @@ static vla_status make_options(vlai_wallx_task *t, vla_error *err)
     o.gradient_dtype = c->dist.gradient_dtype == VLAI_GRADIENTS_BF16   ? VLA_BF16
                        : c->dist.gradient_dtype == VLAI_GRADIENTS_FP32 ? VLA_F32
                                                                        : VLA_DTYPE_NONE;
+    o.product_sms_free = (int)c->dist.product_sms_free;
     o.global_loss = c->hyperparams.loss_normalization == VLAI_LOSS_GLOBAL;
     o.adamw = vlai_settings_adamw(c);
     o.groups = t->groups;

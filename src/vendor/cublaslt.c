@@ -97,6 +97,10 @@ int vlai_cublaslt_prepare(void *handle, const vlai_gemm_shape *s, size_t workspa
     } while (0)
     TRY(cublasLtMatmulDescSetAttribute(g->operation, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first));
     TRY(cublasLtMatmulDescSetAttribute(g->operation, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second));
+    if (s->multiprocessors > 0) {
+        int32_t target = s->multiprocessors;
+        TRY(cublasLtMatmulDescSetAttribute(g->operation, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &target, sizeof target));
+    }
     if (g->bias) {
         cublasLtEpilogue_t epilogue = s->sums ? CUBLASLT_EPILOGUE_BGRADB : CUBLASLT_EPILOGUE_BIAS;
         cudaDataType_t bias_type = type_of(s->bias_type);

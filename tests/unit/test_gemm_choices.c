@@ -136,6 +136,36 @@ static void test_order(void **state)
     }
 }
 
+/* The same product with fewer multiprocessors is another one; without, lines are as they were before there was a difference. */
+static void test_multiprocessors(void **state)
+{
+    (void)state;
+    vla_error err;
+    vlai_gemm_choices *c = open_choices(NULL), *next = open_choices(NULL);
+    vlai_gemm_choice choice;
+    vlai_gemm_shape fewer = shape(3, 0), others = shape(3, 0);
+    fewer.multiprocessors = 116;
+    others.multiprocessors = 124;
+    put(c, 3, 0, 0x30);
+    use(c, 3, 0);
+    assert_false(vlai_gemm_choices_find(c, &fewer, &choice));
+    assert_ok(vlai_gemm_choices_put(c, &fewer, &(vlai_gemm_choice){.words = {0x33, 1}, .workspace = 64, .milliseconds = 0.25f}, &err), err);
+    must_say(c, LINE_3);
+    vlai_gemm_choices_use(c, &fewer);
+    put(c, 9, 0, 0x90);
+    use(c, 9, 0);
+    static const char all[] = LINE_3 "3 7 5 1 0 0 0 0 3 1 0 64 0.2500 33 1 0 0 0 0 0 0 116\n" LINE_9;
+    must_say(c, all);
+    assert_ok(vlai_gemm_choices_adopt(next, all, &err), err);
+    must_say(next, all);
+    assert_true(vlai_gemm_choices_find(next, &fewer, &choice) && choice.words[0] == 0x33);
+    fewer.multiprocessors = 0;
+    assert_true(vlai_gemm_choices_find(next, &fewer, &choice) && choice.words[0] == 0x30);
+    assert_false(vlai_gemm_choices_find(next, &others, &choice));
+    vlai_gemm_choices_close(next);
+    vlai_gemm_choices_close(c);
+}
+
 static int make(void **state)
 {
     (void)state;
@@ -154,6 +184,7 @@ static int clear(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_used), cmocka_unit_test(test_resume), cmocka_unit_test(test_order)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_used), cmocka_unit_test(test_resume), cmocka_unit_test(test_order),
+                                       cmocka_unit_test(test_multiprocessors)};
     return cmocka_run_group_tests(tests, make, clear);
 }

@@ -720,6 +720,72 @@ static void test_order(void **state)
     vla_store_destroy(store);
 }
 
+static size_t marked(const vla_plan *plan, int free, size_t *products)
+{
+    size_t count = 0;
+    *products = 0;
+    for (size_t n = 0; n < plan->graph->n_nodes; n++) {
+        const vlai_node *node = &plan->graph->nodes[n];
+        assert_true(node->sms_free == 0 || (node->op == VLAI_OP_matmul && node->sms_free == free));
+        *products += node->op == VLAI_OP_matmul;
+        count += node->sms_free != 0;
+    }
+    return count;
+}
+
+/* Products leave multiprocessors free behind a collective, until they have done as much as fits beside it; and nowhere else. */
+static void test_beside(void **state)
+{
+    (void)state;
+    enum { SIDE = 100, BEFORE = 2, BEHIND = 20, FREE = 16 };
+    vla_error err;
+    vla_graph *g;
+    vla_plan_options o = VLA_PLAN_OPTIONS_DEFAULT;
+    assert_ok(vla_graph_create(&g, &err), err);
+    vla_value x = vla_graph_input(g, "x", VLA_F32, 2, (int64_t[]){SIDE, SIDE}), w = vla_graph_param(g, "w", VLA_F32, 2, (int64_t[]){SIDE, SIDE});
+    for (int i = 0; i < BEFORE; i++)
+        x = vla_linear(g, x, w, VLA_NONE);
+    /* Of 4 ranks each sends 2 * 3/4 of 4 bytes: 1200 * 5500 operations, three products of 2 * SIDE^3, and a part of a fourth. */
+    vla_value sums = vla_graph_input(g, "sums", VLA_F32, 1, (int64_t[]){200});
+    vlai_graph_add(g, VLAI_OP_all_reduce, 1, &sums, &(vlai_attrs){.comm = {.world = 4}}, NULL);
+    for (int i = 0; i < BEHIND; i++)
+        x = vla_linear(g, x, w, VLA_NONE);
+    assert_ok(vla_graph_check(g, &err), err);
+    for (int form = 0; form < 4; form++) {
+        o.overlap = form & 1;
+        o.product_sms_free = form & 2 ? FREE : 0;
+        vlai_pass_beside(g, &o);
+        for (size_t n = 0, products = 0; n < g->n_nodes; n++) {
+            bool beside = form == 3 && g->nodes[n].op == VLAI_OP_matmul && products >= BEFORE && products < BEFORE + 4;
+            assert_int_equal(g->nodes[n].sms_free, beside ? FREE : 0);
+            products += g->nodes[n].op == VLAI_OP_matmul;
+        }
+    }
+    vla_graph_destroy(g);
+    /* In plans: of several ranks, where they overlap. */
+    for (int kind = 0; kind < 8; kind++) {
+        vla_gradient_status status[COUNT] = {VLA_GRADIENT_NONE};
+        vla_store *store = make_store(0, kind & 1 ? 2 : 1, 1, 3000);
+        vla_plan *plan;
+        size_t products;
+        assert_ok(vla_store_allocate(store, VLA_FP32, VLA_STORE_STEP, &err), err);
+        o.store = store;
+        o.overlap = kind & 2;
+        o.product_sms_free = kind & 4 ? FREE : 0;
+        g = make_graph(0.5);
+        assert_ok(vla_graph_step(g, store, status, &adamw, &err), err);
+        assert_ok(vla_plan_build(g, &o, &plan, &err), err);
+        size_t count = marked(plan, FREE, &products);
+        assert_true(kind == 7 ? count > 0 && count <= products : count == 0);
+        char *text;
+        assert_ok(vla_plan_print(plan, &text, &err), err);
+        assert_true((strstr(text, "16 multiprocessors free") != NULL) == (kind == 7));
+        free(text);
+        vla_plan_destroy(plan);
+        vla_store_destroy(store);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -730,6 +796,7 @@ int main(void)
         cmocka_unit_test(test_low_precision),
         cmocka_unit_test(test_guard),
         cmocka_unit_test(test_order),
+        cmocka_unit_test(test_beside),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
