@@ -19,6 +19,7 @@
 #include "vla/log.h"
 
 #include <inttypes.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -74,6 +75,7 @@ typedef struct {
 typedef struct {
     int rank;
     bool terminal;
+    pthread_mutex_t lock; /* one line at a time: the library's threads log too */
     int drawn; /* length of the status line that stands on the terminal */
     int64_t log_interval;
     double began;
@@ -106,11 +108,18 @@ static void catch_signals(void)
     sigaction(SIGINT, &action, NULL);
 }
 
-static void erase(view *v)
+/* The status line, over the one that stands there; NULL leaves that one standing and goes on below it. */
+static void draw(view *v, const char *line)
 {
-    if (v->drawn)
-        printf("\r%*s\r", v->drawn, "");
-    v->drawn = 0;
+    pthread_mutex_lock(&v->lock);
+    int n = line ? (int)strlen(line) : 0;
+    if (line)
+        printf("\r%s%*s", line, v->drawn > n ? v->drawn - n : 0, "");
+    else if (v->drawn)
+        puts("");
+    fflush(stdout);
+    v->drawn = n;
+    pthread_mutex_unlock(&v->lock);
 }
 
 /* "2026-01-31 12:00:00,123 - [rank0] - INFO - text", the reference's form. */
@@ -123,7 +132,10 @@ static void print_line(view *v, const char *level, const char *text)
     localtime_r(&now.tv_sec, &local);
     strftime(stamp, sizeof stamp, "%Y-%m-%d %H:%M:%S", &local);
     snprintf(line, sizeof line, "%s,%03ld - [rank%d] - %s - %s\n", stamp, now.tv_nsec / 1000000, v->rank, level, text);
-    erase(v);
+    pthread_mutex_lock(&v->lock);
+    if (v->drawn)
+        printf("\r%*s\r", v->drawn, "");
+    v->drawn = 0;
     if (v->rank > 0 && strcmp(level, "INFO") != 0)
         fprintf(stderr, "warning: %s\n", text);
     else if (v->terminal)
@@ -138,6 +150,7 @@ static void print_line(view *v, const char *level, const char *text)
             fflush(file);
         }
     }
+    pthread_mutex_unlock(&v->lock);
 }
 
 static void print_lines(view *v, const char *text)
@@ -162,10 +175,7 @@ static void on_record(void *user, const vla_record *r)
     char line[LINE];
     if (r->kind == VLA_RECORD_STEP && v->terminal) {
         vlai_status_line(r, line, sizeof line);
-        int n = (int)strlen(line);
-        printf("\r%s%*s", line, v->drawn > n ? v->drawn - n : 0, "");
-        fflush(stdout);
-        v->drawn = n;
+        draw(v, line);
     } else if (r->kind == VLA_RECORD_STEP) {
         if ((r->step - 1) % v->log_interval != 0 && r->step != r->steps)
             return;
@@ -534,9 +544,7 @@ static vla_status train(view *v, const request *q, together *t, const vlai_confi
     if (status == VLA_OK)
         status = run(v, q, t, config, s, &trainer, err);
     status = together_tell(t, status, err);
-    if (v->drawn)
-        puts(""); /* the last status line stays */
-    v->drawn = 0;
+    draw(v, NULL); /* the last status line stays */
     bool in_order = status == VLA_OK || status == VLA_E_CANCELLED;
     if (status == VLA_E_DEVICE_NOMEM)
         say_short(v, config, t->ranks.world);
@@ -566,7 +574,7 @@ int command_train(int argc, char **argv)
 {
     static request q; /* too large for a stack frame */
     static together t;
-    view v = {.terminal = isatty(STDOUT_FILENO)};
+    view v = {.terminal = isatty(STDOUT_FILENO), .lock = PTHREAD_MUTEX_INITIALIZER};
     vla_error err = VLA_ERROR_INIT;
     vlai_config *config = NULL;
     q = (request){0};

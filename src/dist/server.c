@@ -1,118 +1,19 @@
-#include "dist/server.h"
+#include "dist/server_state.h"
 
 #include "base/fail.h"
 #include "base/log.h"
 #include "base/memory.h"
 #include "base/time.h"
-#include "dist/group.h"
-#include "dist/keys.h"
-#include "dist/protocol.h"
-#include "dist/sentences.h"
-#include "dist/wire.h"
 
 #include <errno.h>
-#include <poll.h>
-#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
-enum { STRANGERS = 128, WARNINGS = 20, TICK_MS = 100, PART_KEPT = 64 << 10 };
+enum { STRANGERS = 128, WARNINGS = 20, TICK_MS = 100 };
 
-typedef enum { ABSENT, HERE, LEFT } member_state;
-
-typedef struct member {
-    member_state state;
-    vlai_wire wire;          /* fd -1: none, or closed */
-    char host[VLAI_RANKS_TEXT];
-    unsigned pid;
-    char phase[VLAI_GROUP_PHASE + 1];
-    int64_t step;
-    uint32_t moves;          /* calls of vlai_group_progress; 0: not watched */
-    double moved;            /* when the last was, or the last wait ended */
-    bool works;              /* in a phase of work */
-    int awaits;              /* the rank that this work waits for; -1: none */
-    double heard;            /* when bytes came last */
-    uint64_t received;
-    int waiting;             /* its collectives that wait for others: no standing still of its own */
-} member;
-
-typedef struct stranger {
-    vlai_wire wire;
-    double since;
-    bool closing; /* refused: closed once its answer is out, or by the time limit of a hello */
-    char peer[64];
-} stranger;
-
-typedef struct part {
-    uint8_t *data;
-    size_t size, capacity;
-    uint32_t id; /* of the asking frame */
-    bool here;
-} part;
-
-/* A collective under way. Slot = sequence number modulo SLOTS. */
-typedef struct slot {
-    bool used;
-    uint32_t kind, size;
-    char what[VLAI_GROUP_KEY + 1];
-    double deadline, limit_s;
-    int opener, arrived;
-    part *parts; /* [world] */
-} slot;
-
-struct vlai_server {
-    vlai_ranks ranks;
-    double timeout_s, silence_s;
-    char version[64];
-    int listener;
-    member *members;     /* [world] */
-    int here, left;      /* members that ever came; that have left */
-    bool met;
-    stranger *strangers; /* [STRANGERS], fd -1 where free */
-    struct pollfd *polled;
-    vlai_keys keys;
-    slot slots[SLOTS];
-    uint32_t first; /* the oldest collective that is not complete */
-    double started, looped, told_missing;
-    double left_at;     /* when rank 0 left */
-    double deaf_until;  /* no connection can be accepted: no descriptors */
-    double pulsed;
-    int warnings;
-    int patient;        /* collectives that wait beyond their limit for ranks that work */
-    uint32_t pulsed_moves;
-    vla_error failure;   /* held back until it settles; status OK: none */
-    int failed_rank;
-    double failure_at;
-    vla_error verdict;   /* what the run ended of; status OK: it has not */
-    int culprit;
-    bool own_told;
-    int late;            /* ranks that came after the verdict and were told */
-    bool lingers;        /* the meeting has failed early: ranks that are starting at this moment hear of it too */
-    double verdict_at;   /* 0: none, and the server is not ending either */
-    pthread_t thread;
-    bool threaded;
-};
-
-/* --- sentences --- */
-
-static bool is_missing(const void *server, int rank)
-{
-    return ((const vlai_server *)server)->members[rank].state == ABSENT;
-}
-
-static bool is_staying(const void *server, int rank)
-{
-    return ((const vlai_server *)server)->members[rank].state == HERE;
-}
-
-static bool is_awaited(const void *collective, int rank)
-{
-    return !((const slot *)collective)->parts[rank].here;
-}
-
-static const char *where(const vlai_server *s, const member *m, char out[VLAI_PLACE])
+const char *vlai_server_where(const vlai_server *s, const member *m, char out[VLAI_PLACE])
 {
     return vlai_place(s->met, m->phase, m->step, out);
 }
@@ -126,7 +27,7 @@ static void warn(vlai_server *s, const char *peer, const char *why)
 
 /* --- ending --- */
 
-static void put_error(vlai_head *head, const vla_error *e)
+void vlai_server_put_error(vlai_head *head, const vla_error *e)
 {
     vlai_head_text(head, e->message);
     vlai_head_text(head, e->hint);
@@ -137,15 +38,14 @@ static void tell_abort(vlai_server *s, member *m)
     vlai_head head = {.size = 0};
     vlai_head_u32(&head, s->verdict.status);
     vlai_head_u32(&head, (uint32_t)s->culprit);
-    put_error(&head, &s->verdict);
+    vlai_server_put_error(&head, &s->verdict);
     if (!vlai_wire_put(&m->wire, FRAME_ABORT, 0, &head, NULL, 0))
         vlai_wire_fini(&m->wire); /* no memory for it: a connection that closes says the most important */
     else
         vlai_wire_flush(&m->wire);
 }
 
-/* The run ends with s->verdict, which the caller has set. This process hears of it last: it may end at once. */
-static void end_run(vlai_server *s, int culprit)
+void vlai_server_end(vlai_server *s, int culprit)
 {
     s->culprit = culprit;
     s->verdict_at = vlai_now();
@@ -154,70 +54,26 @@ static void end_run(vlai_server *s, int culprit)
             tell_abort(s, &s->members[r]);
 }
 
-static void lose(vlai_server *s, int rank, const char *why)
+void vlai_server_lose(vlai_server *s, int rank, const char *why)
 {
     if (s->verdict_at)
         return;
     char place[VLAI_PLACE];
     s->lingers = !s->met;
     vlai_fail_hint(&s->verdict, VLA_E_LOST, vlai_lost_hint, "rank %d (host %s) was lost %s: %s", rank, s->members[rank].host,
-                   where(s, &s->members[rank], place), why);
-    end_run(s, rank);
+                   vlai_server_where(s, &s->members[rank], place), why);
+    vlai_server_end(s, rank);
 }
 
-static void no_memory(vlai_server *s)
+void vlai_server_no_memory(vlai_server *s)
 {
     if (s->verdict_at)
         return;
     vlai_fail(&s->verdict, VLA_E_LOST, "rank 0 (host %s) ran out of host memory for messages between ranks", s->members[0].host);
-    end_run(s, 0);
-}
-
-/* --- answers --- */
-
-static void answer_error(vlai_server *s, int rank, uint32_t id, const vla_error *e)
-{
-    member *m = &s->members[rank];
-    vlai_head head = {.size = 0};
-    vlai_head_u32(&head, e->status);
-    put_error(&head, e);
-    if (m->wire.fd >= 0 && !vlai_wire_put(&m->wire, FRAME_RESULT, id, &head, NULL, 0))
-        no_memory(s);
-}
-
-/* `data` may be NULL with a size: the caller appends that much. False when nothing may follow. */
-static bool answer(vlai_server *s, int rank, uint32_t id, const void *data, size_t size)
-{
-    member *m = &s->members[rank];
-    uint8_t ok[4] = {0};
-    if (m->wire.fd < 0)
-        return false;
-    if (vlai_wire_start(&m->wire, FRAME_RESULT, id, sizeof ok + size) && vlai_wire_append(&m->wire, ok, sizeof ok) &&
-        (!data || vlai_wire_append(&m->wire, data, size)))
-        return true;
-    no_memory(s);
-    return false;
-}
-
-static void stop_waiting(member *m, double now)
-{
-    m->waiting--;
-    m->moved = now;
+    vlai_server_end(s, 0);
 }
 
 /* --- meeting --- */
-
-static void pulse(vlai_server *s, int rank, const char *missing)
-{
-    member *m = &s->members[rank];
-    vlai_head head = {.size = 0};
-    vlai_head_text(&head, s->members[0].phase);
-    vlai_head_i64(&head, s->members[0].step);
-    vlai_head_text(&head, missing);
-    vlai_head_u32(&head, (uint32_t)s->patient);
-    if (!vlai_wire_put(&m->wire, FRAME_PULSE, 0, &head, NULL, 0))
-        no_memory(s);
-}
 
 static void welcome(vlai_server *s)
 {
@@ -236,7 +92,7 @@ static void welcome(vlai_server *s)
             good = vlai_wire_append(w, host.data, host.size);
         }
         if (!good)
-            no_memory(s);
+            vlai_server_no_memory(s);
     }
 }
 
@@ -244,7 +100,7 @@ static void refuse(vlai_server *s, stranger *x, const vla_error *e)
 {
     vlai_head head = {.size = 0};
     vlai_head_u32(&head, e->status);
-    put_error(&head, e);
+    vlai_server_put_error(&head, e);
     warn(s, x->peer, e->message);
     if (!vlai_wire_put(&x->wire, FRAME_REFUSED, 0, &head, NULL, 0)) {
         vlai_wire_fini(&x->wire);
@@ -264,7 +120,7 @@ static void unfit(vlai_server *s, stranger *x, const vla_error *e)
         return;
     s->verdict = *e;
     s->lingers = true;
-    end_run(s, CULPRIT_NONE);
+    vlai_server_end(s, CULPRIT_NONE);
 }
 
 /* A launcher says that a rank has ended. */
@@ -285,7 +141,7 @@ static void gone(vlai_server *s, stranger *x, const vlai_frame *f)
         return;
     s->lingers = true;
     vlai_fail_hint(&s->verdict, VLA_E_LOST, vlai_lost_hint, "rank %u (host %s) was lost while the ranks met: it %s", rank, host, how);
-    end_run(s, (int)rank);
+    vlai_server_end(s, (int)rank);
 }
 
 static void hello(vlai_server *s, stranger *x, const vlai_frame *f, double now)
@@ -336,216 +192,11 @@ static void hello(vlai_server *s, stranger *x, const vlai_frame *f, double now)
         m->heard = m->moved = now;
         memcpy(m->host, host, sizeof host);
         if (!vlai_wire_put(&m->wire, FRAME_TAKEN, 0, NULL, NULL, 0))
-            no_memory(s);
+            vlai_server_no_memory(s);
         if (++s->here == s->ranks.world)
             welcome(s);
         read_member(s, (int)rank, now); /* what came right behind the greeting */
     }
-}
-
-/* --- collectives --- */
-
-static const char *const kinds[COLLECT_COUNT] = {"barrier", "agree", "broadcast", "gather", "gather_all"};
-
-static bool keep_part(part *p, const uint8_t *data, size_t size)
-{
-    if (p->capacity < size) {
-        uint8_t *grown = vlai_alloc(size);
-        if (!grown)
-            return false;
-        vlai_free(p->data);
-        p->data = grown;
-        p->capacity = size;
-    }
-    if (size)
-        memcpy(p->data, data, size);
-    p->size = size;
-    return true;
-}
-
-/* Whether the rank's call returns only with the result. */
-static bool waits(uint32_t kind, int rank)
-{
-    return kind != COLLECT_GATHER || rank == 0;
-}
-
-/* VLA_OK, or the sentence about the first rank whose text differs from rank 0's. */
-static vla_status compare(const vlai_server *s, const slot *c, vla_error *e)
-{
-    char difference[VLAI_LISTED];
-    for (int r = 1; r < s->ranks.world; r++)
-        if (vlai_first_difference((vlai_lines){c->parts[r].data, c->parts[r].size}, (vlai_lines){c->parts[0].data, c->parts[0].size}, difference))
-            return vlai_fail_hint(e, VLA_E_INVALID, vlai_differ_hint, "%s: rank %d (host %s) differs from rank 0 (host %s) in %s", c->what, r, s->members[r].host,
-                                  s->members[0].host, difference);
-    return VLA_OK;
-}
-
-static void complete(vlai_server *s, slot *c, double now)
-{
-    vla_error e = VLA_ERROR_INIT;
-    vla_status same = c->kind == COLLECT_AGREE ? compare(s, c, &e) : VLA_OK;
-    for (int r = 0; r < s->ranks.world; r++) {
-        uint32_t id = c->parts[r].id;
-        if (waits(c->kind, r))
-            stop_waiting(&s->members[r], now);
-        if (same != VLA_OK) {
-            answer_error(s, r, id, &e);
-        } else if (c->kind == COLLECT_BROADCAST && r > 0) {
-            answer(s, r, id, c->parts[0].data, c->parts[0].size);
-        } else if (c->kind == COLLECT_GATHER_ALL || (c->kind == COLLECT_GATHER && r == 0)) {
-            bool good = answer(s, r, id, NULL, (size_t)c->size * (size_t)s->ranks.world);
-            for (int k = 0; k < s->ranks.world && good; k++)
-                if (!vlai_wire_append(&s->members[r].wire, c->parts[k].data, c->size)) {
-                    good = false;
-                    no_memory(s);
-                }
-        } else {
-            answer(s, r, id, "", 0);
-        }
-    }
-    for (int r = 0; r < s->ranks.world; r++) {
-        part *p = &c->parts[r];
-        p->here = false;
-        if (p->capacity > PART_KEPT) {
-            vlai_free(p->data);
-            *p = (part){.data = NULL};
-        }
-    }
-    c->used = false;
-    s->first++;
-}
-
-/* A rank that has left will never come to a collective. */
-static void check_left(vlai_server *s, const slot *c)
-{
-    for (int r = 0; r < s->ranks.world && c->used && !s->verdict_at; r++) {
-        if (s->members[r].state != LEFT || c->parts[r].here)
-            continue;
-        vlai_fail_hint(&s->verdict, VLA_E_LOST, vlai_lost_hint, "rank %d (host %s) has left, and rank %d (host %s) waits for it in %s '%s'", r, s->members[r].host,
-                       c->opener, s->members[c->opener].host, kinds[c->kind], c->what);
-        end_run(s, r);
-    }
-}
-
-static bool collect(vlai_server *s, int rank, const vlai_frame *f, double now)
-{
-    vlai_cut cut = {f->data, f->size, false};
-    char what[VLAI_GROUP_KEY + 1];
-    uint32_t sequence = vlai_cut_u32(&cut), kind = vlai_cut_u32(&cut);
-    double limit_s = vlai_cut_u32(&cut) / 1e3;
-    uint32_t size = vlai_cut_u32(&cut);
-    vlai_cut_text(&cut, what, sizeof what);
-    bool brings = kind == COLLECT_AGREE || kind == COLLECT_GATHER || kind == COLLECT_GATHER_ALL || (kind == COLLECT_BROADCAST && rank == 0);
-    size_t most = kind == COLLECT_GATHER || kind == COLLECT_GATHER_ALL ? VLAI_GROUP_MESSAGE / (size_t)s->ranks.world : VLAI_GROUP_MESSAGE;
-    slot *c = &s->slots[sequence % SLOTS];
-    if (cut.failed || kind >= COLLECT_COUNT || sequence - s->first >= SLOTS || size > most || cut.size != (brings ? size : 0) ||
-        (c->used && c->parts[rank].here) || !s->met)
-        return false;
-    if (!c->used) {
-        c->used = true;
-        c->kind = kind;
-        c->size = size;
-        c->opener = rank;
-        c->arrived = 0;
-        c->deadline = 0;
-        memcpy(c->what, what, sizeof what);
-    } else if (c->kind != kind || strcmp(c->what, what) != 0 || (kind != COLLECT_AGREE && c->size != size)) {
-        vlai_fail_hint(&s->verdict, VLA_E_INVALID, vlai_differ_hint, "rank %d (host %s) calls %s '%s' of %u bytes where rank %d (host %s) calls %s '%s' of %u bytes", rank,
-                       s->members[rank].host, kinds[kind], what, size, c->opener, s->members[c->opener].host, kinds[c->kind], c->what, c->size);
-        end_run(s, CULPRIT_NONE);
-        return true;
-    }
-    part *p = &c->parts[rank];
-    if (!keep_part(p, cut.data, cut.size)) {
-        no_memory(s);
-        return true;
-    }
-    p->id = f->id;
-    p->here = true;
-    if (waits(kind, rank))
-        s->members[rank].waiting++;
-    if (now + limit_s > c->deadline) {
-        c->deadline = now + limit_s;
-        c->limit_s = limit_s;
-    }
-    if (++c->arrived == s->ranks.world)
-        complete(s, c, now);
-    else if (s->left)
-        check_left(s, c);
-    return true;
-}
-
-/* --- keys --- */
-
-static bool set_key(vlai_server *s, int rank, const vlai_frame *f)
-{
-    vlai_cut cut = {f->data, f->size, false};
-    char key[VLAI_GROUP_KEY + 1];
-    vlai_cut_text(&cut, key, sizeof key);
-    if (cut.failed || !*key || cut.size > VLAI_GROUP_MESSAGE)
-        return false;
-    vla_error e = VLA_ERROR_INIT;
-    if (vlai_keys_set(&s->keys, key, cut.data, cut.size, &e) != VLA_OK) {
-        answer_error(s, rank, f->id, &e);
-        return true;
-    }
-    answer(s, rank, f->id, "", 0);
-    /* Out of memory an answer ends the run and may take this rank's connection, with the frame in it: no more of that from here on. */
-    for (size_t i = 0; i < s->keys.waiter_count && !s->verdict_at;) {
-        vlai_key_waiter w = s->keys.waiters[i];
-        if (strcmp(w.key, key) != 0) {
-            i++;
-            continue;
-        }
-        vlai_keys_drop_waiter(&s->keys, i);
-        const vlai_key *k = vlai_keys_find(&s->keys, key);
-        answer(s, w.rank, w.id, k->size ? k->data : (const void *)"", k->size);
-    }
-    return true;
-}
-
-static bool forget_keys(vlai_server *s, int rank, const vlai_frame *f)
-{
-    vlai_cut cut = {f->data, f->size, false};
-    char prefix[VLAI_GROUP_KEY + 1];
-    vlai_cut_text(&cut, prefix, sizeof prefix);
-    if (cut.failed || !*prefix || cut.size)
-        return false;
-    vlai_keys_forget(&s->keys, prefix);
-    answer(s, rank, f->id, "", 0);
-    return true;
-}
-
-static void key_late(vlai_server *s, int rank, uint32_t id, const char *key, double limit_s)
-{
-    vla_error e = VLA_ERROR_INIT;
-    if (limit_s > 0)
-        vlai_fail_hint(&e, VLA_E_NOT_FOUND, vlai_late_hint, "no rank has set '%s' within %g s", key, limit_s);
-    else
-        vlai_fail(&e, VLA_E_NOT_FOUND, "no rank has set '%s'", key);
-    answer_error(s, rank, id, &e);
-}
-
-static bool get_key(vlai_server *s, int rank, const vlai_frame *f, double now)
-{
-    vlai_cut cut = {f->data, f->size, false};
-    char key[VLAI_GROUP_KEY + 1];
-    vlai_cut_text(&cut, key, sizeof key);
-    double limit_s = vlai_cut_u32(&cut) / 1e3;
-    if (cut.failed || !*key || cut.size)
-        return false;
-    const vlai_key *k = vlai_keys_find(&s->keys, key);
-    if (k) {
-        answer(s, rank, f->id, k->size ? k->data : (const void *)"", k->size);
-    } else if (limit_s <= 0) {
-        key_late(s, rank, f->id, key, 0);
-    } else {
-        vlai_key_waiter w = {.rank = rank, .id = f->id, .deadline = now + limit_s, .limit_s = limit_s};
-        memcpy(w.key, key, sizeof key);
-        if (vlai_keys_wait(&s->keys, &w) != VLA_OK)
-            no_memory(s);
-    }
-    return true;
 }
 
 /* --- members --- */
@@ -586,7 +237,7 @@ static bool failed(vlai_server *s, int rank, const vlai_frame *f, double now)
         return true; /* the first one stays, unless it was a collective that broke and this one is not */
     double at = now + (broken ? SETTLE_COLLECTIVE : SETTLE);
     s->failure_at = first || at < s->failure_at ? at : s->failure_at;
-    vlai_fail_hint(&s->failure, VLA_E_LOST, vlai_lost_hint, "rank %d (host %s) failed %s: %s", rank, m->host, where(s, m, place), message);
+    vlai_fail_hint(&s->failure, VLA_E_LOST, vlai_lost_hint, "rank %d (host %s) failed %s: %s", rank, m->host, vlai_server_where(s, m, place), message);
     s->failure.status = (vla_status)status; /* its own for now: the order of causes goes by it */
     s->failed_rank = rank;
     return true;
@@ -602,21 +253,21 @@ static void leave(vlai_server *s, int rank, double now)
     if (rank == 0)
         s->left_at = now;
     if (rank > 0 && !vlai_wire_put(&m->wire, FRAME_BYE, 0, NULL, NULL, 0))
-        no_memory(s);
+        vlai_server_no_memory(s);
     if (s->left == s->ranks.world && s->members[0].state == LEFT && !vlai_wire_put(&s->members[0].wire, FRAME_BYE, 0, NULL, NULL, 0))
-        no_memory(s);
+        vlai_server_no_memory(s);
     for (int i = 0; i < SLOTS; i++)
-        check_left(s, &s->slots[i]);
+        vlai_server_check_left(s, &s->slots[i]);
 }
 
 static bool handle(vlai_server *s, int rank, const vlai_frame *f, double now)
 {
     switch (f->type) {
     case FRAME_BEAT: return beat(s, rank, f, now);
-    case FRAME_SET: return set_key(s, rank, f);
-    case FRAME_GET: return get_key(s, rank, f, now);
-    case FRAME_FORGET: return forget_keys(s, rank, f);
-    case FRAME_COLLECT: return collect(s, rank, f, now);
+    case FRAME_SET: return vlai_server_set_key(s, rank, f);
+    case FRAME_GET: return vlai_server_get_key(s, rank, f, now);
+    case FRAME_FORGET: return vlai_server_forget_keys(s, rank, f);
+    case FRAME_COLLECT: return vlai_server_collect(s, rank, f, now);
     case FRAME_FAIL: return failed(s, rank, f, now);
     case FRAME_LEAVE: leave(s, rank, now); return true;
     default: return false;
@@ -635,7 +286,7 @@ static void read_member(vlai_server *s, int rank, double now)
     int more;
     while ((more = vlai_wire_next(&m->wire, &f)) > 0)
         if (!s->verdict_at && !handle(s, rank, &f, now)) {
-            lose(s, rank, "a message of it is not understood");
+            vlai_server_lose(s, rank, "a message of it is not understood");
             alive = false;
             break;
         }
@@ -648,7 +299,7 @@ static void read_member(vlai_server *s, int rank, double now)
     if (rank == 0 && !s->verdict_at && s->left == s->ranks.world)
         s->verdict_at = now; /* all have left: nothing to say, only to end */
     else if (!announced || rank == 0)
-        lose(s, rank, why);
+        vlai_server_lose(s, rank, why);
 }
 
 static void read_stranger(vlai_server *s, stranger *x, double now)
@@ -701,133 +352,7 @@ static void accept_all(vlai_server *s, double now)
     }
 }
 
-/* --- time --- */
-
-static void check_meeting(vlai_server *s, double now)
-{
-    char list[VLAI_LISTED];
-    vlai_list_ranks(s->ranks.world, is_missing, s, list);
-    if (now - s->started > s->timeout_s) {
-        vlai_fail_hint(&s->verdict, VLA_E_LOST, vlai_late_hint, "%s of %d did not come to %s port %d within %g s", list, s->ranks.world, s->ranks.address, s->ranks.port,
-                       s->timeout_s);
-        end_run(s, CULPRIT_NONE);
-    } else if (now > s->told_missing) {
-        vlai_info("rank 0 waits for %s of %d at %s port %d", list, s->ranks.world, s->ranks.address, s->ranks.port);
-        s->told_missing = now + 30;
-    }
-}
-
-/* Whom the rank's work waits for in the end: itself where it waits for none, or for one that waits for it. */
-static int awaited_by(const vlai_server *s, int rank)
-{
-    int at = rank;
-    for (int i = 0; i < s->ranks.world; i++) {
-        int next = s->members[at].awaits;
-        if (next < 0)
-            return at;
-        if (s->members[next].state != HERE)
-            break;
-        at = next;
-    }
-    return rank;
-}
-
-static void check_late(vlai_server *s, double now)
-{
-    char list[VLAI_LISTED], place[VLAI_PLACE];
-    s->patient = 0;
-    for (int i = 0; i < SLOTS && !s->verdict_at; i++) {
-        const slot *c = &s->slots[i];
-        if (!c->used || now < c->deadline)
-            continue;
-        int r = 0, end = 0;
-        for (; r < s->ranks.world; r++) { /* the first to blame: ranks that work on are waited for */
-            end = awaited_by(s, r);
-            if (!c->parts[r].here && (!s->members[r].works || now - s->members[end].moved >= c->limit_s))
-                break;
-        }
-        if (r == s->ranks.world) {
-            s->patient++;
-            continue;
-        }
-        r = end;
-        vlai_list_ranks(s->ranks.world, is_awaited, c, list);
-        vlai_fail_hint(&s->verdict, VLA_E_LOST, vlai_late_hint, "%s '%s': %s did not come within %g s; rank %d (host %s) is %s", kinds[c->kind], c->what, list, c->limit_s,
-                       r, s->members[r].host, where(s, &s->members[r], place));
-        end_run(s, r);
-    }
-    if (s->left_at && s->left < s->ranks.world && now - s->left_at > s->timeout_s && !s->verdict_at) {
-        vlai_list_ranks(s->ranks.world, is_staying, s, list);
-        vlai_fail_hint(&s->verdict, VLA_E_LOST, vlai_late_hint, "%s did not leave within %g s of rank 0", list, s->timeout_s);
-        end_run(s, CULPRIT_NONE);
-    }
-    for (size_t i = 0; i < s->keys.waiter_count && !s->verdict_at;) {
-        vlai_key_waiter w = s->keys.waiters[i];
-        if (now < w.deadline) {
-            i++;
-            continue;
-        }
-        vlai_keys_drop_waiter(&s->keys, i);
-        key_late(s, w.rank, w.id, w.key, w.limit_s);
-    }
-}
-
-/* A rank that stands still while it is its own turn. Judged a little after the limit, so that ranks that stopped together are seen
- * together; then the one furthest behind is named: the lowest step, and of those the one that moved least recently. */
-static void check_progress(vlai_server *s, double now)
-{
-    enum { JUDGE_AFTER = 2 };
-    int worst = -1, watched = 0, still = 0;
-    bool due = false, alike = true;
-    for (int r = 0; r < s->ranks.world; r++) {
-        const member *m = &s->members[r];
-        if (m->state != HERE || !m->moves)
-            continue;
-        watched++;
-        if (m->waiting || now - m->moved < s->timeout_s || awaited_by(s, r) != r)
-            continue;
-        due |= now - m->moved >= s->timeout_s + JUDGE_AFTER;
-        still++;
-        const member *w = worst < 0 ? m : &s->members[worst];
-        alike &= m->step == w->step && strcmp(m->phase, w->phase) == 0;
-        if (worst < 0 || m->step < w->step || (m->step == w->step && m->moved < w->moved))
-            worst = r;
-    }
-    if (!due || s->verdict_at)
-        return;
-    const member *m = &s->members[worst];
-    char place[VLAI_PLACE];
-    where(s, m, place);
-    if (still == watched && still > 1 && alike)
-        vlai_fail_hint(&s->verdict, VLA_E_LOST, vlai_lost_hint, "no rank has made progress for %g s: all of them are %s", s->timeout_s, place);
-    else
-        vlai_fail_hint(&s->verdict, VLA_E_LOST, vlai_lost_hint, "rank %d (host %s) has made no progress for %g s: it is %s", worst, m->host, s->timeout_s, place);
-    end_run(s, worst);
-}
-
-static void beat_members(vlai_server *s, double now)
-{
-    char missing[VLAI_LISTED] = "";
-    if (!s->met)
-        vlai_list_ranks(s->ranks.world, is_missing, s, missing);
-    bool due = now - s->pulsed >= (s->members[0].moves != s->pulsed_moves ? BEAT_CHANGED(s->ranks.world) : BEAT_EVERY);
-    for (int r = 0; r < s->ranks.world && !s->verdict_at; r++) {
-        const member *m = &s->members[r];
-        if (m->wire.fd < 0)
-            continue;
-        if (due)
-            pulse(s, r, missing);
-        if (r > 0 && m->state == HERE && now - m->heard > s->silence_s) {
-            char why[64];
-            snprintf(why, sizeof why, "no sign of life for %g s", s->silence_s);
-            lose(s, r, why);
-        }
-    }
-    if (due) {
-        s->pulsed = now;
-        s->pulsed_moves = s->members[0].moves;
-    }
-}
+/* --- the thread --- */
 
 static void tick(vlai_server *s, double now)
 {
@@ -847,16 +372,9 @@ static void tick(vlai_server *s, double now)
     if (!s->verdict_at && s->failure.status != VLA_OK && now >= s->failure_at) {
         s->verdict = s->failure;
         s->verdict.status = VLA_E_LOST;
-        end_run(s, s->failed_rank);
+        vlai_server_end(s, s->failed_rank);
     }
-    if (!s->met && !s->verdict_at)
-        check_meeting(s, now);
-    if (s->met && !s->verdict_at)
-        check_late(s, now);
-    if (s->met && !s->verdict_at)
-        check_progress(s, now);
-    if (!s->verdict_at)
-        beat_members(s, now);
+    vlai_server_watch(s, now);
 }
 
 /* Sends what waits; true when every connection has taken all of it. `own` is rank 0's. */
