@@ -130,6 +130,7 @@ static inline vla_status toy_build(void *user, const void *shape, vla_graph **ou
     vla_value p = vla_add(g, vla_cast(g, vla_linear(g, h, w2, VLA_NONE), VLA_PRECISE), vla_expand_rows(g, b2, s->rows));
     vla_loss loss = vla_masked_mse(g, p, y, mask);
     vla_graph_name(g, loss.loss, "loss");
+    vla_graph_name(g, loss.count, "loss_count");
     vla_graph_name(g, vla_row_sum(g, loss.error), "row_error");
     return vla_graph_check(g, err);
 }
@@ -178,9 +179,13 @@ static inline double toy_weight(void *user, void *const *slots, int64_t count)
     return rows * TOY_OUT;
 }
 
+static const vla_channel toy_channels[] = {{"channel_loss_a \"toy\"", "loss", "loss_count"}, {"never", "nothing", "loss_count"}, {NULL, NULL, NULL}};
+static const vla_norm toy_norms[] = {{"in_param_norm", "in."}, {"none_param_norm", "no such name"}, {"out_param_norm", "out."}, {NULL, NULL}};
+
 static inline vla_model toy_model(toy *t)
 {
-    return (vla_model){.size = sizeof(vla_model), .user = t, .shape_size = sizeof(toy_shape), .params = toy_params,
+    return (vla_model){.size = sizeof(vla_model), .user = t, .shape_size = sizeof(toy_shape), .params = toy_params, .channels = toy_channels,
+                       .norms = toy_norms,
                        .init = toy_init, .shape = toy_shape_of, .build = toy_build, .fill = toy_fill, .weight = toy_weight};
 }
 

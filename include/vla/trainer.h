@@ -57,12 +57,26 @@ typedef struct vla_samples {
     void (*describe)(void *user, const void *slot, char *text, size_t size);
 } vla_samples;
 
+/* A metric that is a mean over all terms of a step, of all its micro-batches and ranks: the mean of result `mean` of the graph,
+ * which each batch weighs by its result `count`. Batches without terms, or without these results, have no part in it. */
+typedef struct vla_channel {
+    const char *name, *mean, *count;
+} vla_channel;
+
+/* A metric that is the norm of some parameters: of those whose name holds `part` and that no earlier row takes; "" takes all that
+ * are left. */
+typedef struct vla_norm {
+    const char *name, *part;
+} vla_norm;
+
 /* What is trained. A shape is the caller's own structure without padding bytes; batches of equal shapes share a plan. */
 typedef struct vla_model {
     size_t size; /* of this struct */
     void *user;
     size_t shape_size;
     const char *const *parts; /* names of results besides "loss" that metrics record, ended by NULL; may be NULL */
+    const vla_channel *channels;    /* ended by a name of NULL, at most VLA_RECORD_CHANNELS; may be NULL */
+    const vla_norm *norms;          /* besides that of all parameters; ended by a name of NULL, at most VLA_RECORD_NORMS; may be NULL */
     /* Declares the parameters (vla_store_add), and gives them their first values once the store is allocated. */
     vla_status (*params)(void *user, vla_store *store, vla_error *err);
     vla_status (*init)(void *user, vla_store *store, vla_error *err);
@@ -87,7 +101,12 @@ typedef enum vla_lr_schedule { VLA_LR_COSINE, VLA_LR_CONSTANT } vla_lr_schedule;
 
 typedef enum vla_record_kind { VLA_RECORD_STEP, VLA_RECORD_VALIDATION, VLA_RECORD_SAVED, VLA_RECORD_MESSAGE } vla_record_kind;
 
-enum { VLA_RECORD_PARTS = 8 };
+enum { VLA_RECORD_PARTS = 8, VLA_RECORD_CHANNELS = 4, VLA_RECORD_NORMS = 4 };
+
+typedef struct vla_metric {
+    const char *name;
+    double value;
+} vla_metric;
 
 /* One step, as metrics.jsonl has it; also validations and saves, for whoever shows progress. */
 typedef struct vla_record {
@@ -103,6 +122,10 @@ typedef struct vla_record {
     double part[VLA_RECORD_PARTS];
     double rate, next_rate; /* of the base group: of this step, of the next */
     double grad_norm;       /* before the clip; 0 without clip */
+    /* Rates by group ("lr_group/NAME", where there are several), channels, and in their steps norms of parameters. Lent until
+     * the next step or validation. */
+    const vla_metric *more;
+    int more_count;
     double step_seconds, stall_seconds, samples_per_second, teraflops, eta_seconds;
     double save_seconds;    /* that the run stood still for a save before this step */
     uint64_t resident, device; /* bytes */
@@ -157,6 +180,7 @@ typedef struct vla_trainer_options {
     int64_t warmup;
     /* intervals in steps; 0 = never */
     int64_t save_interval, validation_interval, epoch_save_interval, ignore_until, loss_smooth;
+    int64_t norm_interval; /* norms of the weights in step 1 and every so many steps after it: "total_param_norm", model->norms */
     int validate_first;
     int64_t keep_last, max_bad_steps;
     /* Sections that the state records besides and a resume compares: JSON text of an object of objects; NULL = none. */

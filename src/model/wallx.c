@@ -380,6 +380,7 @@ static vla_value cross_entropy(builder *b, vla_value hidden, vla_value table)
     vla_loss loss = vla_cross_entropy(g, logits, ints(b, "label_ids", b->s->labels, -1));
     vla_graph_name(g, loss.error, "ce_error");
     vla_graph_name(g, loss.loss, "cross_entropy_loss");
+    vla_graph_name(g, loss.count, "cross_entropy_count");
     return loss.loss;
 }
 

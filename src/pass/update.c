@@ -4,6 +4,7 @@
 #include "exec/state_names.h"
 #include "graph/graph.h"
 #include "ops/op.h"
+#include "pass/pass.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -177,6 +178,33 @@ void vla_hyper_fill(const vla_adamw_options *options, uint64_t seed, int64_t app
     hyper[VLA_HYPER_BIAS2] = 1 - pow(options->beta2, t);
     hyper[VLA_HYPER_UPDATE] = t;
     hyper[VLA_HYPER_SEED] = (double)(seed & (((uint64_t)1 << 53) - 1));
+}
+
+vla_status vlai_graph_norms(const vla_store *store, const int *group, int groups, vla_graph **out, vla_error *err)
+{
+    vla_graph *g;
+    *out = NULL;
+    VLA_TRY(vla_graph_create(&g, err));
+    for (int k = 0; k < groups; k++) {
+        int64_t count = 0, next = 0;
+        char name[32];
+        for (size_t i = 0; i < store->count; i++)
+            count += group[i] == k;
+        snprintf(name, sizeof name, "squares.%d", k);
+        vla_value norms = vla_graph_input(g, name, VLA_F64, 1, &count);
+        for (size_t i = 0; i < store->count; i++)
+            if (group[i] == k)
+                vlai_graph_add(g, VLAI_OP_sum_squares, 2, (vla_value[]){state_value(g, &store->params[i], VLA_STORE_WEIGHT), norms},
+                               &(vlai_attrs){.clip = {.index = next++}}, NULL);
+        snprintf(name, sizeof name, "norm.%d", k);
+        vla_graph_name(g, vlai_graph_op(g, VLAI_OP_clip_factor, 1, &norms, NULL), name);
+    }
+    vla_status status = vla_graph_check(g, err);
+    if (status != VLA_OK)
+        vla_graph_destroy(g);
+    else
+        *out = g;
+    return status;
 }
 
 vla_status vla_graph_adamw(const vla_store *store, const vla_gradient_status *status, const vla_adamw_options *options,

@@ -9,6 +9,7 @@
 #include "pass/pass.h"
 #include "train/device.h"
 
+#include <stdio.h>
 #include <string.h>
 
 typedef struct {
@@ -35,6 +36,8 @@ struct vlai_plans {
     vla_gradient_status *stepped;  /* per parameter; NULL before it */
     vla_plan *gather;              /* weights alone */
     vla_run *gather_run;
+    vla_plan *norms;               /* of weights */
+    vla_run *norms_run;
 };
 
 enum { UPDATES = 8 /* combinations of parameters with gradients; one run has one or two */ };
@@ -88,6 +91,8 @@ void vlai_plans_destroy(vlai_plans *p)
         drop_update(&p->updates[i]);
     vla_run_destroy(p->gather_run);
     vla_plan_destroy(p->gather);
+    vla_run_destroy(p->norms_run);
+    vla_plan_destroy(p->norms);
     vlai_comm_order_fini(&p->order);
     vlai_free(p->stepped);
     vlai_free(p->buckets);
@@ -126,6 +131,8 @@ static vla_status bind(vlai_plans *p, const vla_plan *plan, vla_run **run, vla_e
                 VLA_TRY(rebind(p, p->updates[i].plan, &p->updates[i].run, err));
         if (p->gather_run)
             VLA_TRY(rebind(p, p->gather, &p->gather_run, err));
+        if (p->norms_run)
+            VLA_TRY(rebind(p, p->norms, &p->norms_run, err));
     }
     raise_memory(p, plan);
     return vla_run_create(p->executor, plan, p->store, run, err);
@@ -380,6 +387,31 @@ vla_status vlai_plans_update(vlai_plans *p, const vla_gradient_status *wanted, v
     }
     u->used = ++p->clock;
     *out = u->run;
+    return VLA_OK;
+}
+
+/* Plain launches, one per parameter: a plan that runs this seldom has no use for more. */
+vla_status vlai_plans_norms(vlai_plans *p, const int *group, int groups, double *norms, vla_error *err)
+{
+    char name[32];
+    if (!p->norms_run) {
+        vla_graph *graph;
+        vla_plan_options plain = VLA_PLAN_OPTIONS_DEFAULT;
+        plain.numerics = p->options.plan.numerics;
+        vla_plan_destroy(p->norms);
+        p->norms = NULL;
+        VLA_TRY(vlai_graph_norms(p->store, group, groups, &graph, err));
+        VLA_TRY(vla_plan_build(graph, &plain, &p->norms, err));
+        VLA_TRY(bind(p, p->norms, &p->norms_run, err));
+    }
+    VLA_TRY(vla_run_execute(p->norms_run, err));
+    for (int k = 0; k < groups; k++) {
+        snprintf(name, sizeof name, "norm.%d", k);
+        const double *norm = vla_run_data(p->norms_run, name);
+        if (!norm)
+            return vlai_fail(err, VLA_E_INTERNAL, "the plan of norms has no result '%s'", name);
+        norms[k] = *norm;
+    }
     return VLA_OK;
 }
 

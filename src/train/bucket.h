@@ -55,6 +55,8 @@ vla_status vlai_plans_update(vlai_plans *plans, const vla_gradient_status *statu
 /* Weights whole on every rank, where a step leaves each its own shard's alone (plan.overlap and whole_step, several ranks):
  * before a save, a validation, and at the end, by all ranks. Nothing otherwise. Waits until it is done. */
 vla_status vlai_plans_gather(vlai_plans *plans, vla_error *err);
+/* Norms of the weights, whole on this rank: of the parameters of each group (see pass/pass.h). Waits until it is done. */
+vla_status vlai_plans_norms(vlai_plans *plans, const int *group, int groups, double *norms, vla_error *err);
 /* The largest of each kind over the plans made so far. */
 vla_plan_memory vlai_plans_memory(const vlai_plans *plans);
 

@@ -9,12 +9,13 @@
 #include <math.h>
 #include <stdarg.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-enum { LINE = 4096, PATH = 4096 };
+enum { LINE = 32768, PATH = 4096 };
 
 struct vlai_metrics {
     vlai_appender steps, validations;
@@ -114,10 +115,10 @@ static void put(vlai_metrics *m, const char *format, ...)
         m->used = m->used + (size_t)n < LINE ? m->used + (size_t)n : LINE - 1;
 }
 
-static void put_real(vlai_metrics *m, const char *key, double value)
+static void put_real(vlai_metrics *m, double value)
 {
     if (!isfinite(value)) {
-        put(m, ", \"%s\": null", key);
+        put(m, "null");
         return;
     }
     char shortest[40];
@@ -126,27 +127,90 @@ static void put_real(vlai_metrics *m, const char *key, double value)
         if (strtod(shortest, NULL) == value)
             break;
     }
-    put(m, ", \"%s\": %s", key, shortest);
+    put(m, "%s", shortest);
+}
+
+/* Names of groups and data sets are the user's. */
+static void put_key(vlai_metrics *m, const char *key)
+{
+    put(m, "%s\"", m->used > 1 ? ", " : "");
+    for (; *key; key++)
+        put(m, *key == '"' || *key == '\\' ? "\\%c" : (unsigned char)*key < 0x20 ? "\\u%04x" : "%c", (unsigned char)*key);
+    put(m, "\": ");
+}
+
+static void put_reals(vlai_metrics *m, const char *const *names, const double *values, int count)
+{
+    for (int i = 0; i < count; i++) {
+        put_key(m, names[i]);
+        put_real(m, values[i]);
+    }
+}
+
+static void put_more(vlai_metrics *m, const vla_record *r)
+{
+    for (int i = 0; i < r->more_count; i++)
+        put_reals(m, &r->more[i].name, &r->more[i].value, 1);
+}
+
+/* How a field is written. PARTS, MORE: all of these, under their own names. */
+typedef enum form { COUNT, FLAG, BYTES, REAL, MILLISECONDS, THOUSANDTHS, SIX_DIGITS, PARTS, MORE } form;
+/* In which records. SAVED: of a step before which the run stood still. */
+typedef enum lines { ALL, STEPS, VALIDATIONS, SAVED } lines;
+
+/* A line's keys in their order. */
+static const struct {
+    const char *key;
+    form form;
+    lines lines;
+    size_t field; /* of vla_record */
+} rows[] = {
+    {"step", COUNT, ALL, offsetof(vla_record, step)},
+    {"epoch", COUNT, ALL, offsetof(vla_record, epoch)},
+    {"samples", COUNT, ALL, offsetof(vla_record, samples)},
+    {"loss", REAL, ALL, offsetof(vla_record, loss)},
+    {NULL, PARTS, ALL, 0},
+    {"lr", REAL, STEPS, offsetof(vla_record, rate)},
+    {"grad_norm", REAL, STEPS, offsetof(vla_record, grad_norm)},
+    {"skipped", FLAG, STEPS, offsetof(vla_record, skipped)},
+    {NULL, MORE, ALL, 0},
+    {"step_ms", MILLISECONDS, STEPS, offsetof(vla_record, step_seconds)},
+    {"samples_per_s", THOUSANDTHS, STEPS, offsetof(vla_record, samples_per_second)},
+    {"stall_ms", MILLISECONDS, STEPS, offsetof(vla_record, stall_seconds)},
+    {"tflops", SIX_DIGITS, STEPS, offsetof(vla_record, teraflops)},
+    {"save_stall_ms", MILLISECONDS, SAVED, offsetof(vla_record, save_seconds)},
+    {"rss", BYTES, STEPS, offsetof(vla_record, resident)},
+    {"device_memory", BYTES, STEPS, offsetof(vla_record, device)},
+    {"seconds", THOUSANDTHS, VALIDATIONS, offsetof(vla_record, step_seconds)},
+};
+
+static bool belongs(lines which, const vla_record *r)
+{
+    bool step = r->kind == VLA_RECORD_STEP;
+    return which == ALL || (which == VALIDATIONS ? !step : step && (which == STEPS || r->save_seconds > 0));
 }
 
 vla_status vlai_metrics_put(vlai_metrics *m, const vla_record *r, vla_error *err)
 {
     m->used = 0;
-    put(m, "{\"step\": %lld, \"epoch\": %lld, \"samples\": %lld", (long long)r->step, (long long)r->epoch, (long long)r->samples);
-    put_real(m, "loss", r->loss);
-    for (int i = 0; i < r->parts; i++)
-        put_real(m, r->part_name[i], r->part[i]);
-    if (r->kind == VLA_RECORD_STEP) {
-        put_real(m, "lr", r->rate);
-        put_real(m, "grad_norm", r->grad_norm);
-        put(m, ", \"skipped\": %d", r->skipped);
-        put(m, ", \"step_ms\": %.3f, \"samples_per_s\": %.3f, \"stall_ms\": %.3f, \"tflops\": %.6g", 1e3 * r->step_seconds,
-            r->samples_per_second, 1e3 * r->stall_seconds, r->teraflops);
-        if (r->save_seconds > 0)
-            put(m, ", \"save_stall_ms\": %.3f", 1e3 * r->save_seconds);
-        put(m, ", \"rss\": %llu, \"device_memory\": %llu", (unsigned long long)r->resident, (unsigned long long)r->device);
-    } else {
-        put(m, ", \"seconds\": %.3f", r->step_seconds);
+    put(m, "{");
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        const void *field = (const char *)r + rows[i].field;
+        if (!belongs(rows[i].lines, r))
+            continue;
+        if (rows[i].key)
+            put_key(m, rows[i].key);
+        switch (rows[i].form) {
+        case COUNT: put(m, "%lld", (long long)*(const int64_t *)field); break;
+        case FLAG: put(m, "%d", *(const int *)field); break;
+        case BYTES: put(m, "%llu", (unsigned long long)*(const uint64_t *)field); break;
+        case REAL: put_real(m, *(const double *)field); break;
+        case MILLISECONDS: put(m, "%.3f", 1e3 * *(const double *)field); break;
+        case THOUSANDTHS: put(m, "%.3f", *(const double *)field); break;
+        case SIX_DIGITS: put(m, "%.6g", *(const double *)field); break;
+        case PARTS: put_reals(m, r->part_name, r->part, r->parts); break;
+        case MORE: put_more(m, r); break;
+        }
     }
     put(m, "}\n");
     return vlai_append(r->kind == VLA_RECORD_STEP ? &m->steps : &m->validations, m->line, m->used, err);

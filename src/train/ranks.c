@@ -134,9 +134,10 @@ vla_status vlai_ranks_agree_settings(const vla_trainer *t, vla_error *err)
     vla_status status = vlai_state_text(o, t->samples.count, &t->progress, NULL, &text, err);
     vlai_text_printf(&text, "validation: %lld samples of %lld\n", t->validates ? (long long)t->validation.count : 0,
                      (long long)(o->validation_batch > 0 ? o->validation_batch : o->batch));
-    vlai_text_printf(&text, "steps: epochs %lld, stop at %lld, save %lld %lld, validate %lld %d, ignore until %lld, bad steps %lld\n",
+    vlai_text_printf(&text, "steps: epochs %lld, stop at %lld, save %lld %lld, validate %lld %d, ignore until %lld, bad steps %lld, norms %lld\n",
                      (long long)o->epochs, (long long)o->stop_at, (long long)o->save_interval, (long long)o->epoch_save_interval,
-                     (long long)o->validation_interval, o->validate_first, (long long)o->ignore_until, (long long)o->max_bad_steps);
+                     (long long)o->validation_interval, o->validate_first, (long long)o->ignore_until, (long long)o->max_bad_steps,
+                     (long long)o->norm_interval);
     vlai_text_printf(&text, "dist: zero %d, overlap %d, buckets of %zu bytes, gradients %s, whole step %d, multiprocessors free %d\n", o->zero, o->overlap,
                      o->bucket_bytes, o->gradient_dtype == VLA_DTYPE_NONE ? "as kept" : vla_dtype_name(o->gradient_dtype), o->whole_step, o->product_sms_free);
     if (status == VLA_OK)
@@ -207,58 +208,18 @@ vla_status vlai_ranks_agree_plan(vla_trainer *t, const vla_plan *plan, const vla
 
 /* ---- a step ---- */
 
-static double scalar(vla_tensor t)
-{
-    return t.dtype == VLA_F64 ? *(const double *)t.data : (double)*(const float *)t.data;
-}
-
-vlai_micro vlai_micro_of(const vla_model *model, const vla_run *run, double weight)
-{
-    vlai_micro m = {.weight = weight, .loss = scalar(vla_run_tensor(run, "loss"))};
-    for (int i = 0; model->parts && model->parts[i] && i < VLA_RECORD_PARTS; i++) {
-        vla_tensor part = vla_run_tensor(run, model->parts[i]);
-        if (!part.data)
-            continue;
-        m.part[i] = scalar(part);
-        m.has |= 1u << i;
-    }
-    return m;
-}
-
-/* As vlai_results_add does with the run itself. */
-static void add_micro(const vlai_micro *m, vlai_sums *s)
-{
-    s->loss += m->weight * m->loss;
-    s->weight += m->weight;
-    for (int i = 0; i < VLA_RECORD_PARTS; i++) {
-        if (!(m->has >> i & 1))
-            continue;
-        s->part[i] += m->weight * m->part[i];
-        s->part_weight[i] += m->weight;
-    }
-}
-
-static void take_sums(const vla_trainer *t, const vlai_sums *s, vla_record *r)
-{
-    r->loss = s->loss;
-    r->parts = 0;
-    memcpy(r->part, s->part, sizeof r->part);
-    vlai_results_finish(&t->model, s->weight > 0 ? s->weight : 1, s->part_weight, r);
-}
-
 static const row *row_of(const vla_trainer *t, int rank)
 {
     return (const row *)(t->rows + (size_t)rank * t->row_bytes);
 }
 
-/* Rank 0: the step's record out of every rank's row, in the order that one rank would have had the micro-batches in. */
+/* Rank 0: the step's sums out of every rank's row, in the order that one rank would have had the micro-batches in. */
 static void join_rows(vla_trainer *t, vlai_flight *f)
 {
-    vlai_sums sums = {0};
+    f->sums = (vlai_sums){0};
     for (int64_t a = 0; a < t->options.accumulation; a++)
         for (int r = 0; r < t->world; r++)
-            add_micro(&row_of(t, r)->micro[a], &sums);
-    take_sums(t, &sums, &f->record);
+            vlai_sums_add(&f->sums, &row_of(t, r)->micro[a]);
     f->flops = 0;
     f->stall = 0;
     int culprit = -1;
@@ -335,7 +296,7 @@ bool vlai_ranks_stopped(const vla_trainer *t, const vlai_progress *p)
 vla_status vlai_ranks_add_round(const vla_trainer *t, const vlai_micro *own, vlai_sums *sums, vla_error *err)
 {
     if (!t->group) {
-        add_micro(own, sums);
+        vlai_sums_add(sums, own);
         return VLA_OK;
     }
     vlai_micro *all = t->rank == 0 ? vlai_array((size_t)t->world, sizeof *all) : NULL;
@@ -343,16 +304,16 @@ vla_status vlai_ranks_add_round(const vla_trainer *t, const vlai_micro *own, vla
         return vlai_nomem(err, (size_t)t->world * sizeof *all);
     vla_status status = vlai_group_gather(t->group, "the losses of a validation", own, sizeof *own, all, err);
     for (int r = 0; status == VLA_OK && all && r < t->world; r++)
-        add_micro(&all[r], sums);
+        vlai_sums_add(sums, &all[r]);
     vlai_free(all);
     return status;
 }
 
-vla_status vlai_ranks_end_rounds(const vla_trainer *t, vlai_sums *sums, vla_record *r, vla_error *err)
+vla_status vlai_ranks_end_rounds(vla_trainer *t, vlai_sums *sums, vla_record *r, vla_error *err)
 {
     if (t->group)
         VLA_TRY(vlai_group_broadcast(t->group, "the losses of a validation", sums, sizeof *sums, err));
-    take_sums(t, sums, r);
+    vlai_sums_take(t, sums, r);
     return VLA_OK;
 }
 

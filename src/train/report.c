@@ -24,22 +24,58 @@ enum { STEP, LOSS, FLOW, ENTROPY, RATE, NORM, STEP_MS, SPEED, STALL, FLOPS, RSS,
 static const char *const keys[SERIES] = {"step",          "loss",     "flow_loss", "cross_entropy_loss", "lr",      "grad_norm", "step_ms",
                                          "samples_per_s", "stall_ms", "tflops",    "rss",                "device_memory", "skipped", "samples"};
 
+/* Keys of which a run has as many as it has groups, data sets, parts of the model. */
+enum { RATES, CHANNELS, NORMS, FAMILIES };
+enum { CURVES = 4 /* that a chart shows */, ALL = SERIES + FAMILIES * CURVES };
+static const struct {
+    const char *begin, *end;
+} families[FAMILIES] = {[RATES] = {"lr_group/", ""}, [CHANNELS] = {"channel_loss_", ""}, [NORMS] = {"", "_param_norm"}};
+
 typedef struct records {
-    double *values[SERIES];
+    double *values[ALL]; /* SERIES of the keys above, then CURVES of each family */
+    size_t capacities[ALL];
+    char *names[ALL]; /* of the families' keys that were met */
     int64_t count, bad;
 } records;
 
 static void records_fini(records *r)
 {
-    for (int k = 0; k < SERIES; k++)
+    for (int k = 0; k < ALL; k++) {
         vlai_free(r->values[k]);
+        vlai_free(r->names[k]);
+    }
 }
 
-static vla_status add_record(records *r, size_t capacities[SERIES], const json_t *object, vla_error *err)
+static bool is_of_family(const char *key, int f)
 {
-    for (int k = 0; k < SERIES; k++) {
-        const json_t *value = json_object_get(object, keys[k]);
-        VLA_TRY(vlai_reserve((void **)&r->values[k], &capacities[k], (size_t)r->count, sizeof(double), err));
+    size_t n = strlen(key), begin = strlen(families[f].begin), end = strlen(families[f].end);
+    return n > begin + end && !strncmp(key, families[f].begin, begin) && !strcmp(key + n - end, families[f].end);
+}
+
+/* The key gets the first free curve of its family, unless it has one or there is none. */
+static vla_status meet(records *r, int f, const char *key, vla_error *err)
+{
+    for (int k = SERIES + f * CURVES; k < SERIES + (f + 1) * CURVES; k++) {
+        if (r->names[k] && strcmp(r->names[k], key) != 0)
+            continue;
+        if (!r->names[k])
+            r->names[k] = vlai_strdup(key);
+        return r->names[k] ? VLA_OK : vlai_nomem(err, strlen(key));
+    }
+    return VLA_OK;
+}
+
+static vla_status add_record(records *r, const json_t *object, vla_error *err)
+{
+    void *at = json_object_iter((json_t *)(uintptr_t)object);
+    for (; at; at = json_object_iter_next((json_t *)(uintptr_t)object, at))
+        for (int f = 0; f < FAMILIES; f++)
+            if (is_of_family(json_object_iter_key(at), f))
+                VLA_TRY(meet(r, f, json_object_iter_key(at), err));
+    for (int k = 0; k < ALL; k++) {
+        const char *key = k < SERIES ? keys[k] : r->names[k];
+        const json_t *value = key ? json_object_get(object, key) : NULL;
+        VLA_TRY(vlai_reserve((void **)&r->values[k], &r->capacities[k], (size_t)r->count, sizeof(double), err));
         r->values[k][r->count] = json_is_number(value) ? json_number_value(value) : json_is_true(value) ? 1 : NAN;
     }
     r->count++;
@@ -49,8 +85,7 @@ static vla_status add_record(records *r, size_t capacities[SERIES], const json_t
 static vla_status read_records(const char *run, const char *name, records *r, vla_error *err)
 {
     char path[PATH], *data;
-    size_t size, capacities[SERIES] = {0};
-    *r = (records){0};
+    size_t size;
     if (!vlai_path_join(path, sizeof path, run, name))
         return vlai_fail(err, VLA_E_INVALID, "%s: path too long", run);
     if (!vlai_is_file(path))
@@ -61,7 +96,7 @@ static vla_status read_records(const char *run, const char *name, records *r, vl
         size_t n = strcspn(line, "\n");
         json_t *object = json_loadb(line, n, 0, NULL);
         if (json_is_object(object) && json_is_number(json_object_get(object, "step")))
-            status = add_record(r, capacities, object, err);
+            status = add_record(r, object, err);
         else if (n && line[n]) /* a last line without an end was cut off by a kill */
             r->bad++;
         json_decref(object);
@@ -229,6 +264,23 @@ static void in_gigabytes(records *r, int key)
         r->values[key][i] /= 1e9;
 }
 
+/* A curve for each key of the family, by what tells it from the others. */
+static bool put_family(page *p, const records *r, int f, const vlai_curve_chart *chart)
+{
+    vlai_curve curves[CURVES];
+    char names[CURVES][256];
+    int n = 0;
+    for (int k = SERIES + f * CURVES; k < SERIES + (f + 1) * CURVES && r->names[k]; k++) {
+        size_t begin = strlen(families[f].begin), length = strlen(r->names[k]) - begin - strlen(families[f].end);
+        snprintf(names[n], sizeof names[n], "%.*s", (int)length, r->names[k] + begin);
+        curves[n] = (vlai_curve){names[n], r->values[STEP], r->values[k], r->count, n, f == NORMS};
+        n++;
+    }
+    if (n)
+        vlai_svg_chart(&p->html, chart, curves, n);
+    return n > 0;
+}
+
 static void put_charts(page *p)
 {
     records *r = &p->steps, *v = &p->validations;
@@ -245,12 +297,15 @@ static void put_charts(page *p)
     if (v->count)
         curves[n++] = CURVE(v, LOSS, "validation", 1, true);
     vlai_svg_chart(&p->html, &(vlai_curve_chart){"Loss", "", "step", false, true}, curves, n);
+    put_family(p, r, CHANNELS, &(vlai_curve_chart){"Loss by data set", "mean over all terms of a step", "step", false, true});
     curves[0] = CURVE(r, RATE, "", 2, false);
-    vlai_svg_chart(&p->html, &(vlai_curve_chart){"Learning rate", "", "step", true, false}, curves, 1);
+    if (!put_family(p, r, RATES, &(vlai_curve_chart){"Learning rate", "by group", "step", true, false}))
+        vlai_svg_chart(&p->html, &(vlai_curve_chart){"Learning rate", "", "step", true, false}, curves, 1);
     if (has_other_than_zero(r, NORM)) {
         curves[0] = CURVE(r, NORM, "", 3, false);
         vlai_svg_chart(&p->html, &(vlai_curve_chart){"Gradient norm", "before the clip", "step", true, true}, curves, 1);
     }
+    put_family(p, r, NORMS, &(vlai_curve_chart){"Norm of the weights", "", "step", false, true});
     curves[0] = CURVE(r, SPEED, "", 0, false);
     vlai_svg_chart(&p->html, &(vlai_curve_chart){"Throughput", "samples per second", "step", true, false}, curves, 1);
     curves[0] = CURVE(r, STEP_MS, "step", 0, false);

@@ -44,27 +44,60 @@ static double scalar(vla_tensor t, int64_t at)
     return t.dtype == VLA_F64 ? ((const double *)t.data)[at] : (double)((const float *)t.data)[at];
 }
 
-void vlai_results_add(const vla_model *model, const vla_run *run, double weight, vla_record *r, double *part_weight)
+static bool has_channel(const vla_model *model, int i)
 {
-    r->loss += weight * scalar(vla_run_tensor(run, "loss"), 0);
+    return model->channels && i < VLA_RECORD_CHANNELS && model->channels[i].name;
+}
+
+vlai_micro vlai_micro_of(const vla_model *model, const vla_run *run, double weight)
+{
+    vlai_micro m = {.weight = weight, .loss = scalar(vla_run_tensor(run, "loss"), 0)};
     for (int i = 0; model->parts && model->parts[i] && i < VLA_RECORD_PARTS; i++) {
         vla_tensor part = vla_run_tensor(run, model->parts[i]);
         if (!part.data)
             continue;
-        r->part[i] += weight * scalar(part, 0);
-        part_weight[i] += weight;
+        m.part[i] = scalar(part, 0);
+        m.has |= 1u << i;
+    }
+    for (int i = 0; has_channel(model, i); i++) {
+        vla_tensor mean = vla_run_tensor(run, model->channels[i].mean), count = vla_run_tensor(run, model->channels[i].count);
+        m.terms[i] = mean.data && count.data ? scalar(count, 0) : 0;
+        m.channel[i] = m.terms[i] > 0 ? m.terms[i] * scalar(mean, 0) : 0;
+    }
+    return m;
+}
+
+void vlai_sums_add(vlai_sums *s, const vlai_micro *m)
+{
+    s->loss += m->weight * m->loss;
+    s->weight += m->weight;
+    for (int i = 0; i < VLA_RECORD_PARTS; i++) {
+        if (!(m->has >> i & 1))
+            continue;
+        s->part[i] += m->weight * m->part[i];
+        s->part_weight[i] += m->weight;
+    }
+    for (int i = 0; i < VLA_RECORD_CHANNELS; i++) {
+        s->channel[i] += m->channel[i];
+        s->terms[i] += m->terms[i];
     }
 }
 
-void vlai_results_finish(const vla_model *model, double weight, const double *part_weight, vla_record *r)
+void vlai_sums_take(vla_trainer *t, const vlai_sums *s, vla_record *r)
 {
-    r->loss /= weight;
+    const vla_model *model = &t->model;
+    r->loss = s->loss / (s->weight > 0 ? s->weight : 1);
+    r->parts = 0;
     for (int i = 0; model->parts && model->parts[i] && i < VLA_RECORD_PARTS; i++) {
-        if (part_weight[i] == 0)
+        if (s->part_weight[i] == 0)
             continue;
         r->part_name[r->parts] = model->parts[i];
-        r->part[r->parts++] = r->part[i] / part_weight[i];
+        r->part[r->parts++] = s->part[i] / s->part_weight[i];
     }
+    t->more_count = 0;
+    for (int i = 0; has_channel(model, i); i++)
+        if (s->terms[i] > 0)
+            t->more[t->more_count++] = (vla_metric){model->channels[i].name, s->channel[i] / s->terms[i]};
 }
 
 /* ---- blame ---- */
@@ -333,10 +366,8 @@ static vla_status collect(vla_trainer *t, vlai_flight *f, vla_error *err)
     VLA_TRY(wait_run(t, f->run, &f->stall, 0, err));
     f->collected = true;
     take_losses(t, f);
-    if (t->group)
-        f->micro[0] = vlai_micro_of(&t->model, f->run, f->weight);
-    vlai_results_add(&t->model, f->run, f->weight, &f->record, f->part_weight);
-    vlai_results_finish(&t->model, f->weight, f->part_weight, &f->record);
+    f->micro[0] = vlai_micro_of(&t->model, f->run, f->weight);
+    vlai_sums_add(&f->sums, &f->micro[0]);
     const double *clip = vla_run_data(f->run, "clip");
     if (clip)
         take_clip(t, f, clip);
@@ -387,13 +418,10 @@ static vla_status run_parts(vla_trainer *t, vlai_flight *f, vla_error *err)
             VLA_TRY(prepare(t, f->run, err));
         VLA_TRY(wait_run(t, f->run, &t->stall, stall, err));
         take_losses(t, f);
-        if (t->group)
-            f->micro[m] = vlai_micro_of(&t->model, f->run, weight);
-        vlai_results_add(&t->model, f->run, weight, &f->record, f->part_weight);
-        f->weight += weight;
+        f->micro[m] = vlai_micro_of(&t->model, f->run, weight);
+        vlai_sums_add(&f->sums, &f->micro[m]);
     }
     f->collected = true;
-    vlai_results_finish(&t->model, f->weight > 0 ? f->weight : 1, f->part_weight, &f->record);
     return update(t, f, err);
 }
 
@@ -420,6 +448,7 @@ vla_status vlai_step_end(vla_trainer *t, vla_record *r, vla_error *err)
     VLA_TRY(collect(t, f, err));
     VLA_TRY(vlai_ranks_step(t, f, err));
     advance(t, &t->progress, f->finite);
+    vlai_sums_take(t, &f->sums, &f->record);
     *r = f->record;
     r->skipped = !f->finite;
     r->stall_seconds = f->stall;

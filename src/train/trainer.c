@@ -215,6 +215,49 @@ static vla_status make_run_folder(vla_trainer *t, vla_error *err)
     return t->rank > 0 ? VLA_OK : vlai_metrics_open(o->run, t->progress.step, &t->metrics, err);
 }
 
+/* Which norm each parameter belongs to: groups are those that have any. */
+static vla_status make_norms(vla_trainer *t, vla_error *err)
+{
+    int group_of[VLA_RECORD_NORMS + 1];
+    size_t params = vla_store_count(t->store);
+    t->norm_group = vlai_calloc(params + 1, sizeof *t->norm_group);
+    if (!t->norm_group)
+        return vlai_nomem(err, params * sizeof *t->norm_group);
+    memset(group_of, 0xFF, sizeof group_of);
+    for (size_t i = 0; i < params; i++) {
+        const vla_norm *rows = t->model.norms;
+        int k = 0;
+        while (rows && k < VLA_RECORD_NORMS && rows[k].name && !strstr(vla_store_tensor(t->store, VLA_STORE_WEIGHT, i).name, rows[k].part))
+            k++;
+        bool taken = rows && k < VLA_RECORD_NORMS && rows[k].name;
+        int *group = &group_of[taken ? k : VLA_RECORD_NORMS];
+        if (*group < 0) {
+            *group = t->norm_groups++;
+            t->norm_name[*group] = taken ? rows[k].name : NULL;
+        }
+        t->norm_group[i] = *group;
+    }
+    return VLA_OK;
+}
+
+/* What a record has besides its own fields: vla_record.more. */
+static vla_status make_metrics(vla_trainer *t, vla_error *err)
+{
+    const vla_trainer_options *o = &t->options;
+    static const char prefix[] = "lr_group/";
+    size_t bytes = 1;
+    for (int g = 0; g < o->group_count; g++)
+        bytes += sizeof prefix + (o->groups[g].name ? strlen(o->groups[g].name) : 0);
+    t->more = vlai_calloc((size_t)o->group_count + VLA_RECORD_CHANNELS + VLA_RECORD_NORMS + 2, sizeof *t->more);
+    t->rate_names = vlai_calloc(bytes, 1);
+    if (!t->more || !t->rate_names)
+        return vlai_nomem(err, bytes);
+    char *at = t->rate_names;
+    for (int g = 0; g < o->group_count; g++)
+        at += snprintf(at, bytes - (size_t)(at - t->rate_names), "%s%s", prefix, o->groups[g].name ? o->groups[g].name : "") + 1;
+    return o->norm_interval > 0 ? make_norms(t, err) : VLA_OK;
+}
+
 static vla_status make_machinery(vla_trainer *t, vla_error *err)
 {
     const vla_trainer_options *o = &t->options;
@@ -230,6 +273,7 @@ static vla_status make_machinery(vla_trainer *t, vla_error *err)
     for (int i = 0; i < VLAI_FLIGHTS; i++)
         t->flights[i] = (vlai_flight){.slots = t->flight_slots + (size_t)i * (size_t)o->batch,
                                       .micro = t->micro_room + (size_t)i * (size_t)o->accumulation};
+    VLA_TRY(make_metrics(t, err));
     vlai_plans_options p = {.plan = VLA_PLAN_OPTIONS_DEFAULT, .accumulation = o->accumulation, .world = t->world, .most = o->most_plans,
                             .whole_step = o->whole_step, .scaled = o->global_loss && o->accumulation > 1, .adamw = o->adamw};
     p.plan.numerics = o->numerics;
@@ -332,6 +376,9 @@ void vla_trainer_destroy(vla_trainer *t)
     vlai_free(t->shape);
     vlai_free(t->guilty);
     vlai_free(t->window_loss);
+    vlai_free(t->more);
+    vlai_free(t->rate_names);
+    vlai_free(t->norm_group);
     vlai_free(t->resumed);
     vlai_free(t);
 }
@@ -390,6 +437,9 @@ static void fill_record(vla_trainer *t, vla_record *r)
     r->iterations = t->epoch_samples / o->batch;
     r->rate = vlai_schedule_rate(&t->schedule, t->progress.step - 1, o->groups[0].rate);
     r->next_rate = vlai_schedule_rate(&t->schedule, t->progress.step, o->groups[0].rate);
+    const char *name = t->rate_names;
+    for (int g = 0; o->group_count > 1 && g < o->group_count; g++, name += strlen(name) + 1)
+        t->more[t->more_count++] = (vla_metric){name, vlai_schedule_rate(&t->schedule, t->progress.step - 1, o->groups[g].rate)};
     r->smooth_loss = smooth(t, r->loss);
     r->step_seconds = now - t->last_end;
     r->samples_per_second = (double)vlai_step_samples(t) / r->step_seconds;
@@ -423,6 +473,37 @@ static vla_status too_many_bad(vla_trainer *t, vla_error *err)
                           *path ? path : t->resumed ? t->resumed : "none was saved yet");
 }
 
+/* With options.overlap the next step's plan brings the weights that other ranks have stepped; who wants them before it brings
+ * them itself. */
+static vla_status gather_weights(vla_trainer *t, vla_error *err)
+{
+    return vlai_plans_gather(t->plans, err);
+}
+
+/* The reference counts steps from 0. */
+static bool is_norm_due(const vla_trainer *t, const vlai_progress *p)
+{
+    return t->norm_group && p->step > 0 && (p->step - 1) % t->options.norm_interval == 0;
+}
+
+/* Norms of the weights as the step has left them. Their time is no step's. */
+static vla_status measure_norms(vla_trainer *t, vla_error *err)
+{
+    double norm[VLA_RECORD_NORMS + 1], squares = 0;
+    VLA_TRY(gather_weights(t, err));
+    if (t->rank == 0) {
+        VLA_TRY(vlai_plans_norms(t->plans, t->norm_group, t->norm_groups, norm, err));
+        for (int k = 0; k < t->norm_groups; k++) {
+            squares += norm[k] * norm[k];
+            if (t->norm_name[k])
+                t->more[t->more_count++] = (vla_metric){t->norm_name[k], norm[k]};
+        }
+        t->more[t->more_count++] = (vla_metric){"total_param_norm", sqrt(squares)};
+    }
+    t->last_end = vlai_now();
+    return VLA_OK;
+}
+
 /* Ends the oldest step under way, and reports it. */
 static vla_status end_step(vla_trainer *t, vla_record *r, vla_error *err)
 {
@@ -431,6 +512,10 @@ static vla_status end_step(vla_trainer *t, vla_record *r, vla_error *err)
         mark(t, "first step");
     t->phase_began = 0;
     fill_record(t, r);
+    if (is_norm_due(t, &t->progress) && t->flight_count == 0)
+        VLA_TRY(measure_norms(t, err));
+    r->more = t->more;
+    r->more_count = t->more_count;
     if (t->metrics)
         VLA_TRY(vlai_metrics_put(t->metrics, r, err));
     report(t, r);
@@ -458,13 +543,6 @@ vla_status vla_trainer_step(vla_trainer *t, vla_record *r, vla_error *err)
 }
 
 /* ---- validation ---- */
-
-/* With options.overlap the next step's plan brings the weights that other ranks have stepped; who wants them before it brings
- * them itself. */
-static vla_status gather_weights(vla_trainer *t, vla_error *err)
-{
-    return vlai_plans_gather(t->plans, err);
-}
 
 static vla_status validate_batch(vla_trainer *t, void *const *slots, int64_t count, vlai_micro *out, vla_error *err)
 {
@@ -512,6 +590,8 @@ vla_status vla_trainer_validate(vla_trainer *t, vla_record *r, vla_error *err)
     vlai_loader_destroy(loader);
     VLA_TRY(status);
     VLA_TRY(vlai_ranks_end_rounds(t, &sums, r, err));
+    r->more = t->more;
+    r->more_count = t->more_count;
     r->step_seconds = vlai_now() - began;
     if (t->metrics)
         VLA_TRY(vlai_metrics_put(t->metrics, r, err));
@@ -615,7 +695,7 @@ static bool is_validation_due(const vla_trainer *t, const vlai_progress *p)
 /* Whether the step after those under way may be begun at once: nothing wants the state as it is before it. */
 static bool goes_on(const vla_trainer *t, const vlai_progress *p)
 {
-    return !is_far_enough(t, p) && !is_save_due(t, p) && !is_validation_due(t, p) && !vlai_ranks_stopped(t, p);
+    return !is_far_enough(t, p) && !is_save_due(t, p) && !is_validation_due(t, p) && !is_norm_due(t, p) && !vlai_ranks_stopped(t, p);
 }
 
 static vla_status save_if_due(vla_trainer *t, vla_error *err)

@@ -26,11 +26,13 @@ typedef struct vlai_micro {
     double weight; /* 0: there was none */
     double loss, part[VLA_RECORD_PARTS];
     uint32_t has; /* bit i: part i */
+    double channel[VLA_RECORD_CHANNELS], terms[VLA_RECORD_CHANNELS]; /* sums of terms, and their numbers */
 } vlai_micro;
 
 /* Weighted sums over micro-batches. */
 typedef struct vlai_sums {
     double loss, weight, part[VLA_RECORD_PARTS], part_weight[VLA_RECORD_PARTS];
+    double channel[VLA_RECORD_CHANNELS], terms[VLA_RECORD_CHANNELS];
 } vlai_sums;
 
 /* A step that was begun and not yet reported. */
@@ -41,9 +43,10 @@ typedef struct vlai_flight {
     const vlai_bucket *bucket;
     void **slots;      /* of that micro-batch */
     int64_t count;
-    bool collected;    /* its results are in `record` */
+    bool collected;    /* its results are in `sums` */
     bool finite;
-    double part_weight[VLA_RECORD_PARTS], weight, stall, flops;
+    double weight, stall, flops;
+    vlai_sums sums;    /* of its micro-batches; on rank 0 of all ranks' once they are joined */
     vlai_micro *micro; /* of several ranks: this one's */
     char culprit[160]; /* what was not finite here */
     vla_record record;
@@ -81,6 +84,11 @@ struct vla_trainer {
     vla_checkpoint *from;  /* that the run starts from, until its state is loaded */
     char *resumed;         /* checkpoint that the run started from; NULL */
     char culprit[256];     /* what was not finite in the newest step that was skipped */
+    vla_metric *more;      /* of the record that was reported last: channels, rates, norms */
+    int more_count;
+    char *rate_names;      /* "lr_group/NAME" of all groups, one behind the other */
+    int *norm_group, norm_groups; /* of each parameter of the store; NULL: norms are not measured */
+    const char *norm_name[VLA_RECORD_NORMS + 1]; /* of each group; NULL: in the total alone */
     double *window_loss;   /* the last losses, for smooth_loss */
     int64_t window;
     /* of the steps in progress */
@@ -119,9 +127,11 @@ vla_status vlai_step_slots(vla_trainer *t, vla_error *err);
 /* The plan of these samples. only_made: NULL when it has yet to be made. */
 vla_status vlai_step_bucket(vla_trainer *t, void *const *slots, int64_t count, bool training, bool only_made, vlai_bucket **out,
                             vla_error *err);
-/* Adds the results of a run to the record's sums; sums become means, and parts that no batch had are left out. */
-void vlai_results_add(const vla_model *model, const vla_run *run, double weight, vla_record *r, double *part_weight);
-void vlai_results_finish(const vla_model *model, double weight, const double *part_weight, vla_record *r);
+/* The results of a run that was waited for. */
+vlai_micro vlai_micro_of(const vla_model *model, const vla_run *run, double weight);
+/* Adds them to a step's or validation's; sums become means in the record, and what no batch had is left out. */
+void vlai_sums_add(vlai_sums *sums, const vlai_micro *micro);
+void vlai_sums_take(vla_trainer *t, const vlai_sums *sums, vla_record *r);
 
 /* ---- ranks.c: without a group these do nothing, or what one rank needs ---- */
 
@@ -136,15 +146,14 @@ vla_status vlai_ranks_agree_settings(const vla_trainer *t, vla_error *err);
 vla_status vlai_ranks_agree_weights(const vla_trainer *t, vla_error *err);
 /* `stepped`: of the store's parameters. Once; later plans are compared with the first one where they are made. */
 vla_status vlai_ranks_agree_plan(vla_trainer *t, const vla_plan *plan, const vla_gradient_status *stepped, vla_error *err);
-vlai_micro vlai_micro_of(const vla_model *model, const vla_run *run, double weight);
-/* Brings a step's results to rank 0, whose record is then that of one rank that had all micro-batches; nobody else waits.
+/* Brings a step's results to rank 0, whose sums are then those of one rank that had all micro-batches; nobody else waits.
  * Learns of a step to end with. */
 vla_status vlai_ranks_step(vla_trainer *t, vlai_flight *f, vla_error *err);
 /* Whether the run ends at `p` because somebody was asked to end. */
 bool vlai_ranks_stopped(const vla_trainer *t, const vlai_progress *p);
 /* One batch of each rank, in order (weight 0: this one has none any more); then means, the same on every rank. */
 vla_status vlai_ranks_add_round(const vla_trainer *t, const vlai_micro *own, vlai_sums *sums, vla_error *err);
-vla_status vlai_ranks_end_rounds(const vla_trainer *t, vlai_sums *sums, vla_record *r, vla_error *err);
+vla_status vlai_ranks_end_rounds(vla_trainer *t, vlai_sums *sums, vla_record *r, vla_error *err);
 /* This rank ends: the others are told at once, and nothing that it does waits for them any more. Returns the cause, which is another
  * rank's loss where this failure only follows from it. */
 vla_status vlai_ranks_failed(vla_trainer *t, vla_status status, vla_error *err);

@@ -63,6 +63,7 @@ struct vlai_wallx_task {
     vlai_arena strings;
     vlai_text notes, contract_text;
     char *config_text;
+    vla_channel channels[3];
     char root[PATH];
     char device[VLAI_DEVICE_NAME];
 };
@@ -677,6 +678,7 @@ static vla_status make_options(vlai_wallx_task *t, vla_error *err)
     o.epoch_save_interval = c->logging.epoch_save_interval;
     o.ignore_until = c->logging.ignore_until_interval;
     o.loss_smooth = c->logging.loss_log_smooth_window;
+    o.norm_interval = c->logging.param_norm_interval;
     o.validate_first = c->checkpoint.validate_first;
     o.keep_last = c->checkpoint.keep_last;
     o.max_bad_steps = c->checkpoint.max_bad_steps;
@@ -684,6 +686,22 @@ static vla_status make_options(vlai_wallx_task *t, vla_error *err)
     o.files = t->files;
     o.file_count = t->file_count;
     t->setup.options = o;
+    return VLA_OK;
+}
+
+/* Losses by data set, which the reference names by repo_id. */
+static vla_status name_channels(vlai_wallx_task *t, vla_error *err)
+{
+    static const struct {
+        const char *behind, *mean, *count;
+    } rows[] = {{"", "cross_entropy_loss", "cross_entropy_count"}, {"_flow", "flow_loss", "flow_count"}};
+    char name[PATH + 32];
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        snprintf(name, sizeof name, "channel_loss_%s%s", t->config->lerobot.repo_id, rows[i].behind);
+        t->channels[i] = (vla_channel){vlai_arena_strdup(&t->strings, name), rows[i].mean, rows[i].count};
+        if (!t->channels[i].name)
+            return vlai_nomem(err, strlen(name));
+    }
     return VLA_OK;
 }
 
@@ -710,10 +728,12 @@ static vla_status open_task(vlai_wallx_task *t, vla_error *err)
     VLA_TRY(write_contract(t, err));
     VLA_TRY(list_files(t, err));
     VLA_TRY(make_options(t, err));
+    VLA_TRY(name_channels(t, err));
     VLA_TRY(vlai_text_status(&t->notes, err));
     static const char *const parts[] = {"flow_loss", "cross_entropy_loss", NULL};
+    static const vla_norm norms[] = {{"visual_param_norm", "visual"}, {"action_expert_param_norm", "action"}, {"org_vlm_param_norm", ""}, {NULL, NULL}};
     t->setup.model = (vla_model){.size = sizeof(vla_model), .user = t, .shape_size = sizeof(vlai_wallx_shape), .parts = parts,
-                                 .params = params, .init = init, .shape = shape_of, .build = build, .fill = fill,
+                                 .channels = t->channels, .norms = norms, .params = params, .init = init, .shape = shape_of, .build = build, .fill = fill,
                                  .blame = blame, .weight = weight};
     t->setup.samples = samples_of(&t->train);
     t->setup.validation = samples_of(&t->held);

@@ -221,6 +221,7 @@ static vla_status train(vlai_group *group, int rank, int world, vla_error *err)
     o.keep_last = wanted.keep;
     if (wanted.bad)
         o.max_bad_steps = wanted.bad;
+    o.norm_interval = 7;
     o.validation_interval = 5;
     o.validation_batch = 3;
     o.stop = &asked_to_end;
@@ -444,7 +445,7 @@ static const char *words(const char *format, ...)
 
 /* ---- what runs have left ---- */
 
-/* A number of each line of a file of records; NaN for null. */
+/* A number of each line of a file of records, norms of weights where there are some; NaN for null. */
 static int64_t read_numbers(const char *run, const char *name, const char *key, double *out, int64_t most)
 {
     vla_error err = VLA_ERROR_INIT;
@@ -457,8 +458,9 @@ static int64_t read_numbers(const char *run, const char *name, const char *key, 
         json_t *record;
         assert_ok(vlai_json_parse(line, strlen(line), path, &record, &err), err);
         json_t *value = json_object_get(record, key);
-        assert_non_null(value);
-        out[n++] = json_is_number(value) ? json_number_value(value) : NAN;
+        assert_true(value || strstr(key, "param_norm"));
+        if (value)
+            out[n++] = json_is_number(value) ? json_number_value(value) : NAN;
         json_decref(record);
     }
     vlai_free(text);
@@ -468,14 +470,15 @@ static int64_t read_numbers(const char *run, const char *name, const char *key, 
 /* The largest relative difference of two runs' losses (and norms, and validations) from line `first` on. */
 static double worst_loss(const char *a, const char *b, int64_t first)
 {
-    static const char *const keys[] = {"loss", "grad_norm", "lr", "samples", "epoch"};
+    static const char *const keys[] = {"loss", "grad_norm", "lr", "samples", "epoch", "channel_loss_a \"toy\"", "out_param_norm", "total_param_norm"};
+    enum { KEYS = sizeof keys / sizeof *keys };
     double x[512], y[512], worst = 0;
-    for (int k = 0; k < 6; k++) {
-        const char *file = k == 5 ? "validation.jsonl" : "metrics.jsonl", *key = k == 5 ? "loss" : keys[k];
+    for (int k = 0; k <= KEYS; k++) {
+        const char *file = k == KEYS ? "validation.jsonl" : "metrics.jsonl", *key = k == KEYS ? "loss" : keys[k];
         int64_t n = read_numbers(a, file, key, x, 512), m = read_numbers(b, file, key, y, 512);
         assert_int_equal(n, m);
         assert_true(n > 0);
-        for (int64_t i = k == 5 ? 0 : first; i < n; i++) {
+        for (int64_t i = k == KEYS || strstr(key, "param_norm") ? 0 : first; i < n; i++) {
             if (isnan(x[i]) && isnan(y[i]))
                 continue;
             double d = fabs(x[i] - y[i]) / (fabs(x[i]) > 0 ? fabs(x[i]) : 1);

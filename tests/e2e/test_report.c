@@ -123,6 +123,48 @@ static void a_page_of_a_long_run(void **state)
     vlai_free(html);
 }
 
+/* Rates by group, losses by data set and norms of weights have charts of their own, with a curve for each; more than four groups
+ * have four. */
+static void a_page_of_groups(void **state)
+{
+    (void)state;
+    vlai_text text = {0};
+    assert_ok(vlai_mkdirs(at("run"), &err), err);
+    for (int i = 1; i <= 201; i++) {
+        vlai_text_printf(&text, "{\"step\": %d, \"loss\": %.6f, \"lr\": 0.1, \"channel_loss_/data/a<b>\": 2, \"channel_loss_/data/a<b>_flow\": %.6f, \"rss\": 1, ", i,
+                         1.0 / i, 1.0 / i);
+        for (int g = 0; g < 6; g++)
+            vlai_text_printf(&text, "\"lr_group/group%d\": %g, ", g, 0.1 * g);
+        if (i % 100 == 1)
+            vlai_text_printf(&text, "\"visual_param_norm\": 3.5, \"total_param_norm\": %d, ", 4 + i);
+        vlai_text_puts(&text, "\"skipped\": 0}\n");
+    }
+    assert_ok(vlai_text_status(&text, &err), err);
+    put("run/metrics.jsonl", text.data);
+    vlai_text_fini(&text);
+    vlai_report_summary s;
+    char *html = write_page(&s);
+    assert_int_equal(s.steps, 201);
+    assert_int_equal(s.bad_lines, 0);
+    assert_well_formed(html);
+    assert_null(strstr(html, "nan"));
+    assert_non_null(strstr(html, "Loss by data set"));
+    assert_non_null(strstr(html, "/data/a&lt;b&gt;_flow"));
+    assert_non_null(strstr(html, "group3"));
+    assert_null(strstr(html, "group4"));
+    char *norms = strstr(html, "Norm of the weights"), *end = strstr(norms, "</figure>");
+    assert_non_null(norms);
+    *end = 0;
+    assert_non_null(strstr(norms, "visual"));
+    assert_non_null(strstr(norms, "total"));
+    int dots = 0;
+    for (char *c = norms; (c = strstr(c, "<circle")); c++)
+        dots++;
+    assert_int_equal(dots, 6); /* two norms in steps 1, 101, 201 */
+    vlai_free(html);
+    assert_ok(vlai_remove_tree(at("run"), &err), err);
+}
+
 /* One step, values that are null, nothing else in the folder. */
 static void a_page_of_little(void **state)
 {
@@ -184,6 +226,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_page_of_a_long_run),
+        cmocka_unit_test(a_page_of_groups),
         cmocka_unit_test(a_page_of_little),
         cmocka_unit_test(a_page_of_measurements),
         cmocka_unit_test(says_what_is_wrong),

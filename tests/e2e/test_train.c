@@ -75,6 +75,14 @@ static void a_run_and_its_folder(void **state)
                 fail_msg("'%s' is no number in %s", keys[k], line);
         assert_int_equal(json_integer_value(json_object_get(record, "step")), ++step);
         assert_int_equal(json_integer_value(json_object_get(record, "samples")), 4 * step);
+        /* one micro-batch: the mean over its terms is its loss */
+        double channel = json_real_value(json_object_get(record, "channel_loss_set_flow"));
+        assert_true(fabs(channel - json_real_value(json_object_get(record, "flow_loss"))) <= 1e-12);
+        double all = json_real_value(json_object_get(record, "total_param_norm")), squares = 0;
+        static const char *const norms[] = {"visual_param_norm", "action_expert_param_norm", "org_vlm_param_norm"};
+        for (int k = 0; k < 3; k++)
+            squares += pow(json_real_value(json_object_get(record, norms[k])), 2);
+        assert_true(step == 1 ? all > 1 && fabs(squares - all * all) <= 1e-12 * squares : all == 0 && squares == 0);
         json_decref(record);
     }
     assert_int_equal(step, 20);

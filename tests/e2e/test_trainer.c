@@ -192,6 +192,84 @@ static void it_learns(void **state)
     vla_trainer_destroy(trainer);
 }
 
+static double metric_of(const vla_record *r, const char *name)
+{
+    for (int i = 0; i < r->more_count; i++)
+        if (!strcmp(r->more[i].name, name))
+            return r->more[i].value;
+    return NAN;
+}
+
+/* The norm of the weights whose names begin so, in double. */
+static double norm_of(const vla_store *store, const char *begin)
+{
+    double squares = 0;
+    for (size_t i = 0; i < vla_store_count(store); i++) {
+        vla_tensor w = vla_store_tensor(store, VLA_STORE_WEIGHT, i);
+        for (int64_t k = 0; !strncmp(w.name, begin, strlen(begin)) && k < w.elements; k++)
+            squares += (double)((const float *)w.data)[k] * (double)((const float *)w.data)[k];
+    }
+    return sqrt(squares);
+}
+
+/* Rates by group, a loss over all terms of the step, norms of the weights in steps 1, 8, 15: in the record and in metrics.jsonl. */
+static void further_metrics(void **state)
+{
+    (void)state;
+    static const vla_lr_group groups[] = {{"base", 0.02}, {"head", 0.05}};
+    static const char *const files[] = {"more0", "more1"};
+    double loss[2], channel[2];
+    for (int global = 0; global < 2; global++) {
+        vla_error err = VLA_ERROR_INIT;
+        vla_trainer_options o = toy_options(at(files[global]));
+        toy t = plain;
+        vla_model model = toy_model(&t);
+        vla_samples samples = toy_samples(&t, 50), validation = toy_samples(&t, 7);
+        vla_trainer *trainer;
+        vla_record r;
+        o.groups = groups;
+        o.group_count = 2;
+        o.accumulation = 3;
+        o.global_loss = global;
+        o.norm_interval = 7;
+        assert_ok(vla_trainer_create(&model, &samples, &validation, &o, &trainer, &err), err);
+        for (int step = 1; step <= 9; step++) {
+            assert_ok(vla_trainer_step(trainer, &r, &err), err);
+            double expected = step <= 3 ? 0.05 / 4 + (0.05 - 0.05 / 4) * (step - 1) / 3 : NAN; /* warm-up over 3 steps */
+            if (step <= 3) {
+                assert_true(fabs(metric_of(&r, "lr_group/head") - expected) <= 1e-15);
+                assert_true(metric_of(&r, "lr_group/base") == r.rate);
+            }
+            bool due = step % 7 == 1;
+            const vla_store *store = vla_trainer_store(trainer);
+            static const char *const names[][2] = {{"in_param_norm", "in."}, {"out_param_norm", "out."}, {"total_param_norm", ""}};
+            for (int n = 0; n < 3; n++) {
+                double value = metric_of(&r, names[n][0]), wanted = norm_of(store, names[n][1]);
+                assert_true(due ? fabs(value - wanted) <= 1e-6 * wanted : isnan(value)); /* squares are added in fp32 by eights */
+            }
+            assert_true(isnan(metric_of(&r, "none_param_norm")) && isnan(metric_of(&r, "never")));
+            if (step == 1) {
+                loss[global] = r.loss;
+                channel[global] = metric_of(&r, "channel_loss_a \"toy\"");
+            }
+        }
+        assert_ok(vla_trainer_validate(trainer, &r, &err), err);
+        assert_true(metric_of(&r, "channel_loss_a \"toy\"") > 0);
+        assert_true(isnan(metric_of(&r, "lr_group/head")));
+        vla_trainer_destroy(trainer);
+        size_t size;
+        char *text = slurp(at(files[global]), "metrics.jsonl", &size);
+        assert_non_null(strstr(text, "\"channel_loss_a \\\"toy\\\"\": "));
+        assert_non_null(strstr(text, "\"lr_group/base\": 0.005, \"lr_group/head\": 0.0125, \"in_param_norm\": "));
+        vlai_free(text);
+    }
+    /* Batches of the toy have 4 to 12 rows. The loss over all of a step is what global_loss trains. */
+    assert_true(fabs(channel[0] - loss[1]) <= 1e-6 * loss[1]);
+    assert_true(fabs(channel[0] - channel[1]) <= 1e-12);
+    print_message("loss %.9g as a mean of means, %.9g over all terms\n", loss[0], loss[1]);
+    assert_true(fabs(loss[0] - loss[1]) > 5e-5 * loss[1]);
+}
+
 /* The held-out loss after many small steps. */
 static double held_out(vla_numerics numerics, const char *run, const vla_lr_group *group, int64_t steps)
 {
@@ -234,6 +312,7 @@ static void steps_allocate_nothing(void **state)
     vla_error err = VLA_ERROR_INIT;
     vla_trainer_options o = toy_options(at("still"));
     o.steps = 300;
+    o.norm_interval = 7;
     toy t = plain;
     vla_model model = toy_model(&t);
     vla_samples samples = toy_samples(&t, 50);
@@ -578,6 +657,7 @@ int main(void)
         cmocka_unit_test(same_seed_same_bits),
         cmocka_unit_test(metrics_have_no_duplicates),
         cmocka_unit_test(it_learns),
+        cmocka_unit_test(further_metrics),
         cmocka_unit_test(stochastic_rounding_learns),
         cmocka_unit_test(steps_allocate_nothing),
         cmocka_unit_test(bad_values_are_skipped),
