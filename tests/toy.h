@@ -215,4 +215,16 @@ static inline vla_trainer_options toy_options(const char *run)
     return o;
 }
 
+/* The step of a run's newest whole checkpoint; -1: there is none. */
+static inline int64_t toy_newest_step(const char *run)
+{
+    vla_error err = VLA_ERROR_INIT;
+    vla_checkpoint *c;
+    if (vla_checkpoint_open(run, &c, &err) != VLA_OK)
+        return -1;
+    int64_t step = vla_checkpoint_step(c);
+    vla_checkpoint_close(c);
+    return step;
+}
+
 #endif

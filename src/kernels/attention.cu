@@ -652,16 +652,6 @@ extern "C" const char *vlai_cuda_attention_name(int i)
     return i >= 0 && i < IMPLEMENTATIONS ? implementations[i].name : nullptr;
 }
 
-extern "C" int vlai_cuda_attention_choice(const vlai_cuda_call *call)
-{
-    attention_task t;
-    if (task_of(call, layout_of(call), t))
-        for (int i = 0; i < IMPLEMENTATIONS; i++)
-            if (implementations[i].fits(t))
-                return i;
-    return -1;
-}
-
 extern "C" int vlai_cuda_attention_by(int i, const vlai_cuda_call *call)
 {
     return i >= 0 && i < IMPLEMENTATIONS ? run(call, i) : -1;

@@ -14,8 +14,6 @@ VLA_BEGIN_DECLS
 
 /* The name of implementation i; NULL past the last. */
 const char *vlai_cuda_attention_name(int i);
-/* The implementation that the launcher would take, or -1. */
-int vlai_cuda_attention_choice(const vlai_cuda_call *call);
 /* Runs the call by implementation i; -1 when it is not for such calls. */
 int vlai_cuda_attention_by(int i, const vlai_cuda_call *call);
 

@@ -1,6 +1,7 @@
 #include "train/contract_config.h"
 
 #include "base/fail.h"
+#include "base/memory.h"
 #include "text/prompt.h"
 
 #include <string.h>
@@ -90,10 +91,25 @@ vla_status vlai_config_contract(const vlai_config *config, const vlai_tokenizer 
     return status;
 }
 
-uint32_t vlai_config_dataset_flags(const vlai_config *config)
+vla_status vlai_config_open_set(const vlai_config *config, const char *root, bool chosen, vla_dataset **out, vla_error *err)
 {
-    return (config->lerobot.allow_partial ? (uint32_t)VLA_DATASET_ALLOW_PARTIAL : 0) |
-           (config->lerobot.skip_missing ? (uint32_t)VLA_DATASET_SKIP_MISSING : 0);
+    const vlai_numbers *episodes = &config->lerobot.episodes;
+    size_t count = chosen ? episodes->count : 0;
+    vla_dataset_options o = VLA_DATASET_OPTIONS_DEFAULT;
+    int64_t *list = vlai_array(count + 1, sizeof *list);
+    *out = NULL;
+    if (!list)
+        return vlai_nomem(err, (count + 1) * sizeof *list);
+    for (size_t i = 0; i < count; i++)
+        list[i] = (int64_t)episodes->values[i];
+    if (count)
+        o.episodes = list;
+    o.episode_count = count;
+    o.flags = (config->lerobot.allow_partial ? (uint32_t)VLA_DATASET_ALLOW_PARTIAL : 0) |
+              (config->lerobot.skip_missing ? (uint32_t)VLA_DATASET_SKIP_MISSING : 0);
+    vla_status status = vla_dataset_open(root, &o, out, err);
+    vlai_free(list);
+    return status;
 }
 
 vlai_flow_time vlai_config_flow_time(const vlai_config *config)

@@ -18,8 +18,9 @@ VLA_BEGIN_DECLS
 vla_status vlai_config_tokenizer(const vlai_config *config, vlai_tokenizer **out, vla_error *err);
 /* The padded layout's cut of long prompts stays off: set contract.truncate to have it. */
 vla_status vlai_config_contract(const vlai_config *config, const vlai_tokenizer *tok, vlai_contract *out, vla_error *err);
-/* Flags of vla_dataset_open that data.lerobot_config asks for. */
-uint32_t vlai_config_dataset_flags(const vlai_config *config);
+/* Opens the data set in `root` as data.lerobot_config says: damaged or missing parts allowed or not, and, with `chosen`, its
+ * episodes alone. */
+vla_status vlai_config_open_set(const vlai_config *config, const char *root, bool chosen, vla_dataset **out, vla_error *err);
 vlai_flow_time vlai_config_flow_time(const vlai_config *config);
 
 VLA_END_DECLS

@@ -98,26 +98,11 @@ static vla_status open_contract(vlai_predict *p, vla_error *err)
 
 static vla_status open_set(vlai_predict *p, vla_error *err)
 {
-    const vlai_numbers *chosen = &p->config->lerobot.episodes;
-    vla_dataset_options o = VLA_DATASET_OPTIONS_DEFAULT;
-    int64_t *list = NULL;
     if (p->options.dataset)
         snprintf(p->root, sizeof p->root, "%s", p->options.dataset);
     else
         VLA_TRY(vlai_config_dataset(p->config, p->root, sizeof p->root, err));
-    if (chosen->count && !p->options.dataset && !p->options.episode_count) {
-        list = vlai_array(chosen->count, sizeof *list);
-        if (!list)
-            return vlai_nomem(err, chosen->count * sizeof *list);
-        for (size_t i = 0; i < chosen->count; i++)
-            list[i] = (int64_t)chosen->values[i];
-        o.episodes = list;
-        o.episode_count = chosen->count;
-    }
-    o.flags = vlai_config_dataset_flags(p->config);
-    vla_status status = vla_dataset_open(p->root, &o, &p->set, err);
-    vlai_free(list);
-    VLA_TRY(status);
+    VLA_TRY(vlai_config_open_set(p->config, p->root, !p->options.dataset && !p->options.episode_count, &p->set, err));
     VLA_TRY(vlai_contract_check_set(&p->contract, p->set, &p->notes, err));
     VLA_TRY(vla_dataset_numbers(p->set, p->contract.state_key, &p->states, &p->state_dims, err));
     VLA_TRY(vla_dataset_numbers(p->set, p->contract.action_key, &p->actions, &p->action_dims, err));

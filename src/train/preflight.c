@@ -107,12 +107,12 @@ static void check_data(look *l)
     char root[4096];
     vla_status status = vlai_config_dataset(l->config, root, sizeof root, &e);
     if (status == VLA_OK)
-        status = vla_dataset_open(root, NULL, &l->set, &e);
+        status = vlai_config_open_set(l->config, root, true, &l->set, &e);
     if (!vlai_look_judge(l, "data", status, &e))
         return;
     const vla_dataset_info *info = vla_dataset_info_get(l->set);
-    vlai_look_say(l, "data", VLAI_CHECK_OK, "%s: LeRobot %s, %" PRId64 " episodes, %" PRId64 " frames, %" PRId64 " cameras, %" PRId64
-                  " instructions, %g frames/s", root, info->version, info->episodes, info->rows, info->cameras, info->tasks, info->fps);
+    vlai_look_say(l, "data", VLAI_CHECK_OK, "%s: LeRobot %s, %" PRId64 " of %" PRId64 " episodes, %" PRId64 " frames, %" PRId64 " cameras, %" PRId64
+                  " instructions, %g frames/s", root, info->version, info->episodes, info->total_episodes, info->rows, info->cameras, info->tasks, info->fps);
     for (int64_t i = 0; i < info->warnings; i++)
         vlai_look_say(l, "data", VLAI_CHECK_NOTE, "%s", vla_dataset_warning(l->set, i));
 }

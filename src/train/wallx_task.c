@@ -416,23 +416,8 @@ static vla_status open_model(vlai_wallx_task *t, vla_error *err)
 
 static vla_status open_set(vlai_wallx_task *t, vla_error *err)
 {
-    const vlai_numbers *chosen = &t->config->lerobot.episodes;
-    vla_dataset_options o = VLA_DATASET_OPTIONS_DEFAULT;
-    int64_t *list = NULL;
     VLA_TRY(vlai_config_dataset(t->config, t->root, sizeof t->root, err));
-    if (chosen->count) {
-        list = vlai_array(chosen->count, sizeof *list);
-        if (!list)
-            return vlai_nomem(err, chosen->count * sizeof *list);
-        for (size_t i = 0; i < chosen->count; i++)
-            list[i] = (int64_t)chosen->values[i];
-        o.episodes = list;
-        o.episode_count = chosen->count;
-    }
-    o.flags = vlai_config_dataset_flags(t->config);
-    vla_status status = vla_dataset_open(t->root, &o, &t->set, err);
-    vlai_free(list);
-    VLA_TRY(status);
+    VLA_TRY(vlai_config_open_set(t->config, t->root, true, &t->set, err));
     for (int64_t i = 0; i < vla_dataset_info_get(t->set)->warnings; i++)
         vlai_text_printf(&t->notes, "%s\n", vla_dataset_warning(t->set, i));
     return vlai_contract_check_set(&t->contract, t->set, &t->notes, err);

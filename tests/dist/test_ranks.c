@@ -511,17 +511,6 @@ static const char *newest(const char *run)
     return path[turn];
 }
 
-static int64_t newest_step(const char *run)
-{
-    vla_error err = VLA_ERROR_INIT;
-    vla_checkpoint *c;
-    if (vla_checkpoint_open(run, &c, &err) != VLA_OK)
-        return -1;
-    int64_t step = vla_checkpoint_step(c);
-    vla_checkpoint_close(c);
-    return step;
-}
-
 static bool same_file(const char *a, const char *b, const char *name)
 {
     vla_error err = VLA_ERROR_INIT;
@@ -589,7 +578,7 @@ static void any_number_goes_on(void **state)
             run_with(saved, 0, words("run=%s %s %s", at(whole), modes[mode], how), NULL, NULL);
             run_with(saved, 0, words("run=%s %s %s stop_at=6", at(half), modes[mode], how), NULL, NULL);
             snprintf(from, sizeof from, "%s", newest(at(half)));
-            assert_int_equal(newest_step(at(half)), 6);
+            assert_int_equal(toy_newest_step(at(half)), 6);
             for (int now = 1; now <= 4; now *= 2) {
                 outcome o;
                 snprintf(then, sizeof then, "then-%d-%d-%d", mode, saved, now);
@@ -600,7 +589,7 @@ static void any_number_goes_on(void **state)
                     assert_non_null(strstr(o.said[0], "its steps have 8 samples (batch 4 x accumulation 1 x 2 ranks), and batch 4 x 4 ranks does not divide that"));
                     continue;
                 }
-                assert_int_equal(newest_step(at(then)), STEPS);
+                assert_int_equal(toy_newest_step(at(then)), STEPS);
                 if (now == saved) {
                     assert_true(same_checkpoint(newest(at(whole)), newest(at(then)), now));
                     continue;
@@ -685,7 +674,7 @@ static void a_failure_ends_all(void **state)
                 fail_msg("'%s': rank %d", rows[i].words, r);
             }
         }
-        assert_true(newest_step(at(name)) >= (i < 2 ? 1 : 2)); /* a rank that fails alone gives up a save that is under way */
+        assert_true(toy_newest_step(at(name)) >= (i < 2 ? 1 : 2)); /* a rank that fails alone gives up a save that is under way */
         run_with(4, 0, words("run=%s resume=%s", at(name), at(name)), NULL, NULL);
     }
 }
@@ -701,7 +690,7 @@ static void all_stop_together(void **state)
         snprintf(name, sizeof name, "stop-%d", i);
         snprintf(whole, sizeof whole, "unstopped-%d", i);
         run_with(3, CODE_SAVED, words("run=%s term=5 %s", at(name), hows[i]), NULL, &o);
-        int64_t step = newest_step(at(name));
+        int64_t step = toy_newest_step(at(name));
         print_message("asked to end in step 5: saved after step %lld\n", (long long)step);
         assert_true(step >= 5 && step <= 9);
         run_with(3, 0, words("run=%s resume=%s %s", at(name), at(name), hows[i]), NULL, NULL);
@@ -737,10 +726,10 @@ static void killed_ranks(void **state)
         }
         if (!rows[i].resumes)
             continue;
-        int64_t step = newest_step(at(name));
+        int64_t step = toy_newest_step(at(name));
         assert_true(step >= rows[i].least);
         run_with(3, 0, words("run=%s resume=%s", at(name), at(name)), NULL, NULL);
-        assert_int_equal(newest_step(at(name)), STEPS);
+        assert_int_equal(toy_newest_step(at(name)), STEPS);
     }
     assert_true(worst_loss(at("killed-1"), at("killed-2"), 0) == 0);
 }
@@ -757,7 +746,7 @@ static void killed_while_they_save(void **state)
         uint32_t draw = vlai_rng_u32(&rng, 0);
         int victim = i % 3;
         start(&o, 3, words("run=%s save=1 keep=2 steps=1000000 %s%s", at("saving"), step >= 0 ? "resume=" : "", step >= 0 ? at("saving") : ""), NULL);
-        for (int waited = 0; newest_step(at("saving")) <= step && waited < 3000; waited++)
+        for (int waited = 0; toy_newest_step(at("saving")) <= step && waited < 3000; waited++)
             nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
         nanosleep(&(struct timespec){.tv_nsec = draw % 30000000}, NULL);
         kill(o.child[victim], SIGKILL);
@@ -767,7 +756,7 @@ static void killed_while_they_save(void **state)
                 show(&o);
                 fail_msg("kill %d, of rank %d: rank %d ended with %d", i, victim, r, o.code[r]);
             }
-        int64_t now = newest_step(at("saving"));
+        int64_t now = toy_newest_step(at("saving"));
         assert_true(now > step);
         step = now;
     }
@@ -802,7 +791,7 @@ static void a_failing_part(void **state)
         assert_false(vlai_is_dir(at(words("%s/0_4", name))));
         assert_false(vlai_is_dir(at(words("%s/0_4.tmp", name))));
         assert_true(vlai_is_file(at(words("%s/0_8/optimizer-1-of-3.safetensors", name))));
-        assert_int_equal(newest_step(at(name)), STEPS);
+        assert_int_equal(toy_newest_step(at(name)), STEPS);
     }
 }
 
@@ -822,7 +811,7 @@ static void a_failure_does_not_wait_for_a_save(void **state)
         }
     }
     assert_true(one);
-    assert_true(newest_step(at("slow")) < 0); /* the save was under way */
+    assert_true(toy_newest_step(at("slow")) < 0); /* the save was under way */
 }
 
 /* A save in which one rank stands still ends all at the limit, and names it: the last save, and one that the next save waits for. */
@@ -856,7 +845,7 @@ static void a_save_that_is_slow(void **state)
         char name[32];
         snprintf(name, sizeof name, "slowly-%d", i);
         run_with(2, 0, words("run=%s limit=4 save=%d", at(name), i ? 8 : 0), (const char *const[]){"slow=1500", "slow=2500"}, &o);
-        assert_int_equal(newest_step(at(name)), STEPS);
+        assert_int_equal(toy_newest_step(at(name)), STEPS);
         assert_true(o.ended[1] - o.began > 2 * 4 + 2);
     }
 }

@@ -88,6 +88,9 @@ static void partial_download(void **state)
     EXPECT(3, "train --config tiny.yml --checkpoint.save_path=out --data.lerobot_config.repo_id=set21", "episode_000002.parquet",
            "No such file", "2 of 4 episodes", "--allow-partial");
     EXPECT(0, "norm-stats --train_config tiny.yml --data_root set21 --output_path part.json --allow-partial", "part.json");
+    EXPECT(3, "preflight --config tiny.yml --data.lerobot_config.repo_id=set21", "episode_000002.parquet", "--allow-partial");
+    EXPECT(0, "preflight --config tiny.yml --data.lerobot_config.repo_id=set21 --data.lerobot_config.allow_partial=true "
+              "--data.train_test_split=0.5", "2 of 4 episodes", "8 training samples of 1 episodes, 8 validation samples of 1,");
     EXPECT(0, "train --config tiny.yml --checkpoint.save_path=out --data.lerobot_config.repo_id=set21 --allow-partial "
               "--data.train_test_split=0.5 --stop-at 1", "2 of 4 episodes", "8 training samples (1 episodes), 8 validation samples (1 episodes)");
     a_copy();

@@ -1,5 +1,5 @@
 /* vla init: what it writes can be loaded strictly, has the promised distribution and bytes, and is there whole or not. */
-#include "test.h"
+#include "program.h"
 
 #include "base/io.h"
 #include "base/memory.h"
@@ -13,35 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static char folder[] = "/tmp/vla_init_XXXXXX";
 static vla_error err = VLA_ERROR_INIT;
-
-static const char *at(const char *name)
-{
-    static char paths[4][1024];
-    static int next;
-    char *out = paths[next++ % 4];
-    snprintf(out, sizeof paths[0], "%s/%s", folder, name);
-    return out;
-}
-
-static int run(const char *arguments)
-{
-    char command[4096];
-    snprintf(command, sizeof command, "cd '%s' && '%s' init %s >out.txt 2>&1", folder, VLA_TEST_PROGRAM, arguments);
-    return WEXITSTATUS(system(command));
-}
-
-static bool output_has(const char *part)
-{
-    char *text;
-    assert_ok(vlai_read_file(at("out.txt"), 0, &text, NULL, &err), err);
-    bool found = strstr(text, part) != NULL;
-    if (!found)
-        print_error("'%s' lacks '%s'\n", text, part);
-    vlai_free(text);
-    return found;
-}
 
 static const char *const texts[] = {"<|im_start|>user\nmove to the red goal<|im_end|>\n", "<|im_start|>user\nmove to the blue goal<|im_end|>\n"};
 
@@ -215,7 +187,7 @@ static void whole_or_absent(void **state)
     }
     char **names;
     size_t count;
-    assert_ok(vlai_list_dir(folder, &names, &count, &err), err);
+    assert_ok(vlai_list_dir(root, &names, &count, &err), err);
     for (size_t i = 0; i < count; i++)
         assert_null(strstr(names[i], "tmp-"));
     vlai_names_free(names, count);
@@ -224,12 +196,12 @@ static void whole_or_absent(void **state)
 static void full_size_from_the_command_line(void **state)
 {
     (void)state;
-    assert_int_equal(run("--preset full --dry-run"), 0);
+    assert_int_equal(run("init --preset full --dry-run"), 0);
     assert_true(output_has("838 tensors, 4154483712 parameters, 16617934848 bytes")); /* 4,154,377,216 and propri_proj */
     assert_true(output_has("model.layers.35.moe.experts.0.gate_up_proj.weight"));
-    assert_int_equal(run("--config " VLA_TEST_ROOT "/configs/wall-oss-0.5 --action-dim 26 --state-dim 26 --dry-run"), 0);
+    assert_int_equal(run("init --config " VLA_TEST_ROOT "/configs/wall-oss-0.5 --action-dim 26 --state-dim 26 --dry-run"), 0);
     assert_true(output_has("838 tensors, 4154483712 parameters, 16617934848 bytes"));
-    assert_int_equal(run("--train-config " VLA_TEST_ROOT "/configs/libero_local_perf.yml small --preset demo"), 0);
+    assert_int_equal(run("init --train-config " VLA_TEST_ROOT "/configs/libero_local_perf.yml small --preset demo"), 0);
     vlai_safetensors *st;
     int64_t action = 0, state_dim = 0;
     assert_ok(vlai_safetensors_open(at("small"), &st, &err), err);
@@ -238,29 +210,29 @@ static void full_size_from_the_command_line(void **state)
     assert_int_equal(state_dim, 26);
     vlai_safetensors_close(st);
     /* The processor of one model serves another. */
-    assert_int_equal(run("next --preset demo --hidden 96 --heads 6 --layers 2 --processor small"), 0);
+    assert_int_equal(run("init next --preset demo --hidden 96 --heads 6 --layers 2 --processor small"), 0);
     same_bytes(at("small/tokenizer.json"), at("next/tokenizer.json"));
 }
 
 static void says_what_is_wrong(void **state)
 {
     (void)state;
-    assert_int_equal(run(""), 2);
-    assert_int_equal(run("x"), 2);
+    assert_int_equal(run("init"), 2);
+    assert_int_equal(run("init x"), 2);
     assert_true(output_has("no architecture was chosen"));
-    assert_int_equal(run("x --preset big"), 2);
+    assert_int_equal(run("init x --preset big"), 2);
     assert_true(output_has("'big' is not demo or full"));
-    assert_int_equal(run("x --preset demo --layer 3"), 2);
+    assert_int_equal(run("init x --preset demo --layer 3"), 2);
     assert_true(output_has("did you mean '--layers'"));
-    assert_int_equal(run("x --preset demo --heads 3"), 2);
+    assert_int_equal(run("init x --preset demo --heads 3"), 2);
     assert_true(output_has("the chosen sizes: hidden_size 64 is not a multiple of num_attention_heads 3"));
-    assert_int_equal(run("x --preset demo --heads 0"), 2);
+    assert_int_equal(run("init x --preset demo --heads 0"), 2);
     assert_true(output_has("heads is 0, wanted 1 to 1024"));
-    assert_int_equal(run("x --preset demo --vocab 20"), 3);
+    assert_int_equal(run("init x --preset demo --vocab 20"), 3);
     assert_true(output_has("the embedding 20 rows"));
-    assert_int_equal(run("x --preset demo --processor nowhere"), 3);
+    assert_int_equal(run("init x --preset demo --processor nowhere"), 3);
     assert_true(output_has("nowhere/tokenizer.json: no such file"));
-    assert_int_equal(run("x --config y --hidden 8"), 2);
+    assert_int_equal(run("init x --config y --hidden 8"), 2);
     assert_false(vlai_is_dir(at("x")));
 }
 
@@ -274,9 +246,5 @@ int main(void)
         cmocka_unit_test(full_size_from_the_command_line),
         cmocka_unit_test(says_what_is_wrong),
     };
-    if (!mkdtemp(folder))
-        return 1;
-    int failed = cmocka_run_group_tests_name("init", tests, NULL, NULL);
-    vlai_remove_tree(folder, &err);
-    return failed;
+    return cmocka_run_group_tests_name("init", tests, make_root, drop_root);
 }

@@ -49,17 +49,6 @@ static int be_the_child(const char *run, const char *resume)
     return status == VLA_OK ? 1 : 2;
 }
 
-static int64_t newest_step(const char *run)
-{
-    vla_error err = VLA_ERROR_INIT;
-    vla_checkpoint *c;
-    if (vla_checkpoint_open(run, &c, &err) != VLA_OK)
-        return -1;
-    int64_t step = vla_checkpoint_step(c);
-    vla_checkpoint_close(c);
-    return step;
-}
-
 static void killed_at_any_moment(void **state)
 {
     (void)state;
@@ -77,7 +66,7 @@ static void killed_at_any_moment(void **state)
         vlai_rng_key rng = {.seed = 77, .position = (uint64_t)i};
         uint32_t draw = vlai_rng_u32(&rng, 0);
         int64_t waited = 0;
-        while (newest_step(run) <= step && waited < 20000 && waitpid(child, NULL, WNOHANG) == 0) {
+        while (toy_newest_step(run) <= step && waited < 20000 && waitpid(child, NULL, WNOHANG) == 0) {
             nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
             waited++;
         }
@@ -86,7 +75,7 @@ static void killed_at_any_moment(void **state)
         int how;
         assert_int_equal(waitpid(child, &how, 0), child);
         assert_true(WIFSIGNALED(how) && WTERMSIG(how) == SIGKILL);
-        int64_t now = newest_step(run);
+        int64_t now = toy_newest_step(run);
         if (now <= step)
             fail_msg("after kill %d the newest whole checkpoint is of step %lld, before it was %lld", i, (long long)now, (long long)step);
         step = now;

@@ -1,5 +1,5 @@
 /* vla predict after a few steps of training: what it compares, what it writes, and what it refuses. */
-#include "test.h"
+#include "program.h"
 
 #include "base/io.h"
 #include "base/json.h"
@@ -12,48 +12,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static char folder[] = "/tmp/vla_predict_XXXXXX";
 static vla_error err = VLA_ERROR_INIT;
-
-static const char *at(const char *name)
-{
-    static char paths[4][1024];
-    static int next;
-    char *out = paths[next++ % 4];
-    snprintf(out, sizeof paths[0], "%s/%s", folder, name);
-    return out;
-}
-
-__attribute__((format(printf, 1, 2))) static int run(const char *format, ...)
-{
-    char command[4096];
-    int n = snprintf(command, sizeof command, "cd '%s' && DEMO='%s' '%s' ", folder, folder, VLA_TEST_PROGRAM);
-    va_list args;
-    va_start(args, format);
-    n += vsnprintf(command + n, sizeof command - (size_t)n, format, args);
-    va_end(args);
-    snprintf(command + n, sizeof command - (size_t)n, " >out.txt 2>&1");
-    return WEXITSTATUS(system(command));
-}
-
-static bool output_has(const char *part)
-{
-    char *text;
-    assert_ok(vlai_read_file(at("out.txt"), 0, &text, NULL, &err), err);
-    bool found = strstr(text, part) != NULL;
-    if (!found)
-        print_error("'%s' lacks '%s'\n", text, part);
-    vlai_free(text);
-    return found;
-}
 
 #define DEMO_CONFIG VLA_TEST_ROOT "/tests/e2e/small.yml"
 
 /* A set of 20 episodes, of which two are held out, and three steps of training. */
 static int make_run(void **state)
 {
-    (void)state;
-    if (!mkdtemp(folder))
+    if (make_root(state))
         return 1;
     bool good = !run("synth data --episodes 20 --size 56x56 --cameras observation.images.image --storage image --state-dim 3 "
                      "--action-dim 3 --threads 2") &&
@@ -63,12 +29,6 @@ static int make_run(void **state)
     if (!good)
         output_has("(the output of the command that failed)");
     return good ? 0 : 1;
-}
-
-static int remove_run(void **state)
-{
-    (void)state;
-    return vlai_remove_tree(folder, &err) != VLA_OK;
 }
 
 static vlai_predict *predict(vlai_predict_options o)
@@ -345,5 +305,5 @@ int main(void)
         cmocka_unit_test(six_dimensions_come_back),      cmocka_unit_test(writes_files_that_can_be_read),
         cmocka_unit_test(says_what_is_wrong),
     };
-    return cmocka_run_group_tests_name("predict", tests, make_run, remove_run);
+    return cmocka_run_group_tests_name("predict", tests, make_run, drop_root);
 }

@@ -1,5 +1,5 @@
 /* vla preflight: all findings at once, and a forecast of memory that a real run keeps. */
-#include "test.h"
+#include "program.h"
 
 #include "base/io.h"
 #include "base/json.h"
@@ -12,42 +12,9 @@
 #include <time.h>
 #include <unistd.h>
 
-static char folder[] = "/tmp/vla_preflight_XXXXXX";
 static vla_error err = VLA_ERROR_INIT;
 
 #define DEMO_CONFIG VLA_TEST_ROOT "/tests/e2e/small.yml"
-
-static const char *at(const char *name)
-{
-    static char paths[4][1024];
-    static int next;
-    char *out = paths[next++ % 4];
-    snprintf(out, sizeof paths[0], "%s/%s", folder, name);
-    return out;
-}
-
-__attribute__((format(printf, 1, 2))) static int run(const char *format, ...)
-{
-    char command[4096];
-    int n = snprintf(command, sizeof command, "cd '%s' && DEMO='%s' '%s' ", folder, folder, VLA_TEST_PROGRAM);
-    va_list args;
-    va_start(args, format);
-    n += vsnprintf(command + n, sizeof command - (size_t)n, format, args);
-    va_end(args);
-    snprintf(command + n, sizeof command - (size_t)n, " >out.txt 2>&1");
-    return WEXITSTATUS(system(command));
-}
-
-static bool output_has(const char *part)
-{
-    char *text;
-    assert_ok(vlai_read_file(at("out.txt"), 0, &text, NULL, &err), err);
-    bool found = strstr(text, part) != NULL;
-    if (!found)
-        print_error("'%s' lacks '%s'\n", text, part);
-    vlai_free(text);
-    return found;
-}
 
 static json_t *result(void)
 {
@@ -65,17 +32,10 @@ static double number(const json_t *all, const char *section, const char *key)
 
 static int make_inputs(void **state)
 {
-    (void)state;
-    if (!mkdtemp(folder))
+    if (make_root(state))
         return 1;
     return run("synth data --episodes 140 --size 56x56 --cameras observation.images.image --storage image --state-dim 3 --action-dim 3") ||
            run("norm-stats --train_config " DEMO_CONFIG) || run("init start --preset demo --train-config " DEMO_CONFIG);
-}
-
-static int remove_inputs(void **state)
-{
-    (void)state;
-    return vlai_remove_tree(folder, &err) != VLA_OK;
 }
 
 static void all_is_well(void **state)
@@ -181,7 +141,7 @@ static double measured_peak(char *const arguments[])
     pid_t child = fork();
     assert_true(child >= 0);
     if (child == 0) {
-        if (chdir(folder) != 0 || setenv("DEMO", folder, 1) != 0 || !freopen("out.txt", "w", stdout) || !freopen("err.txt", "w", stderr))
+        if (chdir(root) != 0 || setenv("DEMO", root, 1) != 0 || !freopen("out.txt", "w", stdout) || !freopen("err.txt", "w", stderr))
             _exit(99);
         execv(VLA_TEST_PROGRAM, arguments);
         _exit(99);
@@ -278,5 +238,5 @@ int main(void)
         cmocka_unit_test(all_is_well),      cmocka_unit_test(all_findings_at_once), cmocka_unit_test(statistics_of_another_set),
         cmocka_unit_test(settings_that_fit), cmocka_unit_test(forecast_is_kept),     cmocka_unit_test(ranks_share_the_state),
     };
-    return cmocka_run_group_tests_name("preflight", tests, make_inputs, remove_inputs);
+    return cmocka_run_group_tests_name("preflight", tests, make_inputs, drop_root);
 }

@@ -1,5 +1,5 @@
 /* vla report: one page, closed in itself, with the run's numbers in it. */
-#include "test.h"
+#include "folder.h"
 
 #include "base/io.h"
 #include "base/memory.h"
@@ -12,17 +12,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static char folder[] = "/tmp/vla_report_XXXXXX";
 static vla_error err = VLA_ERROR_INIT;
-
-static const char *at(const char *name)
-{
-    static char paths[4][1024];
-    static int next;
-    char *out = paths[next++ % 4];
-    snprintf(out, sizeof paths[0], "%s/%s", folder, name);
-    return out;
-}
 
 static void put(const char *name, const char *text)
 {
@@ -231,9 +221,5 @@ int main(void)
         cmocka_unit_test(a_page_of_measurements),
         cmocka_unit_test(says_what_is_wrong),
     };
-    if (!mkdtemp(folder))
-        return 1;
-    int failed = cmocka_run_group_tests_name("report", tests, NULL, NULL);
-    vlai_remove_tree(folder, &err);
-    return failed;
+    return cmocka_run_group_tests_name("report", tests, make_root, drop_root);
 }

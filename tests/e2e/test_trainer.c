@@ -1,5 +1,6 @@
 /* The trainer on a small model: it learns, resumes to the bit whatever the workers and threads, survives what is not
  * finite, stops when asked, and fails cleanly at any write or allocation. */
+#include "alloc.h"
 #include "folder.h"
 #include "toy.h"
 
@@ -7,7 +8,6 @@
 #include "base/text.h"
 #include "vla/log.h"
 
-#include <stdatomic.h>
 #include <unistd.h>
 
 static vlai_text logged;
@@ -595,49 +595,31 @@ static void every_failing_write(void **state)
     assert_true(failures >= 3); /* the files of records; a save has a second chance */
 }
 
-static atomic_long countdown;
-
-static void *failing_alloc(size_t size, size_t align, void *user)
-{
-    (void)user;
-    if (atomic_fetch_sub(&countdown, 1) == 1)
-        return NULL;
-    return align <= 16 ? malloc(size) : aligned_alloc(align, (size + align - 1) & ~(align - 1));
-}
-
-static void plain_release(void *ptr, void *user)
-{
-    (void)user;
-    free(ptr);
-}
-
 /* Allocations: the Nth one of a run with a resume fails, for N in steps that a short test can take (every one in the
  * long form). */
 static void every_failing_allocation(void **state)
 {
     (void)state;
-    static const vla_allocator failing = {failing_alloc, plain_release, NULL};
     vla_error err = VLA_ERROR_INIT;
     long stride = test_long() ? 1 : test_sanitized() ? 31 : 7;
     vlai_text_fini(&logged);
     vla_log_set(NULL, NULL, VLA_LOG_ERROR);
-    vla_allocator_set(&failing);
-    atomic_store(&countdown, 0);
+    failing_allocation(UINT64_MAX);
     int failures = 0;
     for (long n = 1;; n += stride) {
         vlai_remove_tree(at("allocs"), &err);
         vla_trainer_options o = toy_options(at("allocs"));
         o.steps = 3;
         o.save_interval = 2;
-        atomic_store(&countdown, n);
+        failing_allocation((uint64_t)n);
         vla_status status = train(&plain, &o, &err);
         if (status == VLA_OK) {
             o.steps = 4;
             o.resume = o.run;
             status = train(&plain, &o, &err);
         }
-        bool reached = atomic_load(&countdown) <= 0;
-        atomic_store(&countdown, 0);
+        bool reached = alloc_reached();
+        failing_allocation(UINT64_MAX);
         failures += status != VLA_OK;
         if (!reached) {
             assert_int_equal(status, VLA_OK);
@@ -646,7 +628,7 @@ static void every_failing_allocation(void **state)
     }
     print_message("%d runs failed cleanly\n", failures);
     assert_true(failures > (stride > 7 ? 5 : 20));
-    vla_allocator_set(NULL);
+    failing_allocation(0);
     vla_log_set(log_line, NULL, VLA_LOG_INFO);
 }
 

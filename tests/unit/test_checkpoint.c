@@ -1,3 +1,4 @@
+#include "alloc.h"
 #include "folder.h"
 
 #include "base/io.h"
@@ -8,7 +9,6 @@
 #include "vla/log.h"
 
 #include <math.h>
-#include <stdatomic.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -439,23 +439,6 @@ static void every_failing_write(void **state)
     vla_store_destroy(b);
 }
 
-/* The Nth allocation from now on fails, for the test below. */
-static atomic_long countdown;
-
-static void *failing_alloc(size_t size, size_t align, void *user)
-{
-    (void)user;
-    if (atomic_fetch_sub(&countdown, 1) == 1)
-        return NULL;
-    return align <= 16 ? malloc(size) : aligned_alloc(align, (size + align - 1) & ~(align - 1));
-}
-
-static void plain_release(void *ptr, void *user)
-{
-    (void)user;
-    free(ptr);
-}
-
 static vla_status save_and_load(const vla_store *a, vla_store *b, vla_error *err)
 {
     vla_checkpoint_writer *w = NULL;
@@ -477,19 +460,17 @@ static vla_status save_and_load(const vla_store *a, vla_store *b, vla_error *err
 static void every_failing_allocation(void **state)
 {
     (void)state;
-    static const vla_allocator failing = {failing_alloc, plain_release, NULL};
     vla_error err = VLA_ERROR_INIT;
-    vla_allocator_set(&failing);
-    atomic_store(&countdown, 0);
+    failing_allocation(UINT64_MAX);
     vla_store *a = make_store(VLA_BF16_MASTER), *b = make_store(VLA_BF16_MASTER);
     fill(a, 8);
     vla_log_set(NULL, NULL, VLA_LOG_ERROR);
     int failures = 0;
     for (long n = 1;; n++) {
-        atomic_store(&countdown, n);
+        failing_allocation((uint64_t)n);
         vla_status status = save_and_load(a, b, &err);
-        bool reached = atomic_load(&countdown) <= 0;
-        atomic_store(&countdown, 0);
+        bool reached = alloc_reached();
+        failing_allocation(UINT64_MAX);
         if (status != VLA_OK)
             failures++;
         if (!reached) {
@@ -501,7 +482,7 @@ static void every_failing_allocation(void **state)
     assert_same(a, b);
     vla_store_destroy(a);
     vla_store_destroy(b);
-    vla_allocator_set(NULL);
+    failing_allocation(0);
     vla_log_set(NULL, NULL, VLA_LOG_INFO);
 }
 
