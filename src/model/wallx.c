@@ -218,10 +218,11 @@ static vla_value flow_loss(builder *b, const actions *a, vla_value out)
         target = a->target;
     }
     vla_loss loss = vla_masked_mse(g, prediction, target, mask);
+    vla_value mean = b->s->flow_scale != 1 ? vla_scale(g, loss.loss, b->s->flow_scale) : loss.loss;
     vla_graph_name(g, loss.error, "flow_error");
-    vla_graph_name(g, loss.loss, "flow_loss");
+    vla_graph_name(g, mean, "flow_loss");
     vla_graph_name(g, loss.count, "flow_count");
-    return loss.loss;
+    return mean;
 }
 
 /* ---- Two-expert backbone -------------------------------------------------------------------------------------- */
@@ -360,7 +361,7 @@ static vla_value embed_tokens(builder *b, vla_value table, vla_value vision)
         x = vla_put_rows(g, x, ints(b, "image_at", b->s->units, -1), vision);
     if (!c->use_state_string_representation && b->s->state_rows) {
         /* The inputs are rounded to the embedding's type before the fp32 product. */
-        vla_value state = vla_cast(g, vla_cast(g, reals(b, "state", b->s->state_rows, 2 * c->propri_dim), VLA_COMPUTE), VLA_PRECISE);
+        vla_value state = vla_cast(g, vla_cast(g, reals(b, "state", b->s->state_rows, vlai_wallx_state_columns(c)), VLA_COMPUTE), VLA_PRECISE);
         vla_value y = vla_cast(g, linear(b, VLA_PRECISE, "action_preprocessor.propri_proj", state, c->state_hidden_size, false), VLA_COMPUTE);
         act(b, y, "propri.out");
         if (c->state_hidden_size < c->hidden_size)
@@ -369,6 +370,13 @@ static vla_value embed_tokens(builder *b, vla_value table, vla_value vision)
             x = vla_put_rows(g, x, ints(b, "propri_at", b->s->propri, -1), y);
     }
     return x;
+}
+
+/* Rows of the action expert at the language model's width: zeros behind their own columns. */
+static vla_value widen(builder *b, vla_value x)
+{
+    int64_t rows = vla_value_dim(b->g, x, 0), more = b->c->hidden_size - vla_value_dim(b->g, x, 1);
+    return more ? vla_concat_cols(b->g, 2, (vla_value[]){x, vla_fill(b->g, VLA_COMPUTE, 2, (int64_t[]){rows, more}, 0)}) : x;
 }
 
 static vla_value cross_entropy(builder *b, vla_value hidden, vla_value table)
@@ -434,11 +442,11 @@ static void build(builder *b)
         decoder_layer(b, l, x, first, experts, &t, &a);
     }
     vlai_graph_layer(g, -1);
-    vla_value hidden0 = first ? VLA_NONE : expert_norm(b, "model.norms", 0, x[0], &a).y, out = VLA_NONE;
+    vla_value hidden0 = first ? VLA_NONE : expert_norm(b, "model.norms", 0, x[0], &a).y, hidden1 = VLA_NONE, out = VLA_NONE;
     act(b, hidden0, "hidden.e0");
     if (experts == 2) {
         vlai_graph_lane(g, 1);
-        vla_value hidden1 = expert_norm(b, "model.norms", 1, x[1], &a).y;
+        hidden1 = expert_norm(b, "model.norms", 1, x[1], &a).y;
         act(b, hidden1, "hidden.e1");
         out = linear(b, VLA_PRECISE, "action_preprocessor.action_proj_back", vla_cast(g, hidden1, VLA_PRECISE), c->action_dim, false);
         act(b, out, "action.out");
@@ -451,7 +459,8 @@ static void build(builder *b)
     vla_value loss = VLA_NONE;
     if (b->s->labels >= 0) {
         vla_value head = c->tie_word_embeddings ? table : param(b, VLA_COMPUTE, "lm_head.weight", c->vocab_size, c->hidden_size);
-        loss = vla_scale(g, cross_entropy(b, hidden0, head), c->ar_loss_weight);
+        vla_value hidden = b->s->action_labels ? vla_concat_rows(g, hidden0, widen(b, hidden1)) : hidden0;
+        loss = vla_scale(g, cross_entropy(b, hidden, head), c->ar_loss_weight);
     }
     if (experts == 2) {
         vla_value flow = flow_loss(b, &a, out);

@@ -70,11 +70,13 @@ typedef struct vlai_wallx_shape {
     int64_t tokens0; /* rows of stream 0, rounded up */
     int64_t tokens1; /* action tokens */
     int64_t patches, units; /* of all pictures; units = patches / merge^2 */
-    int64_t images;
+    int64_t images; /* and their frames: each is a picture of its own to the tower */
     int64_t pixel_bytes; /* 0: pixel_values are given */
     int64_t propri;     /* <|propri|> tokens */
     int64_t state_rows; /* states given: samples, or 0 */
     int64_t labels;  /* -1: no labels at all; else rows that are projected, rounded up */
+    int64_t action_labels; /* of them rows of stream 1: labels of a token right after <|action|> */
+    double flow_scale; /* 1; else what turns the mean by weights into the mean by elements: see flow_scale in wallx_fill.c */
     int64_t pairs, pairs_window, pairs_full; /* visible pairs of one attention, for FLOPs; a function of the rest */
     int64_t causal;  /* 1: every query sees the keys of its sample up to its own, and no others */
     int64_t longest; /* most tokens of a sample, rounded up to 128 in a bucket */

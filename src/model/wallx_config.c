@@ -195,6 +195,11 @@ static vla_status read_rope(reader *r, const json_t *root)
     int64_t sections[3];
     if (!json_is_object(rope))
         return vlai_fail(r->err, VLA_E_INVALID, "%s: rope_scaling is missing, wanted {type: mrope, mrope_section}", r->path);
+    const char *type;
+    VLA_TRY(vlai_json_string(rope, json_object_get(rope, "rope_type") ? "rope_type" : "type", "mrope", r->path, &type, r->err));
+    if (strcmp(type, "mrope") != 0 && strcmp(type, "default") != 0)
+        return vlai_fail(r->err, VLA_E_UNSUPPORTED, "%s: rope_scaling is of type '%.32s', wanted mrope (also written default)",
+                         r->path, type);
     VLA_TRY(read_list(r, rope, "mrope_section", 3, sections));
     int64_t sum = 0, half = r->c->head_dim / 2;
     for (int i = 0; i < 3; i++) {
@@ -276,9 +281,6 @@ static vla_status check_text(reader *r, const json_t *root)
     if (c->state_hidden_size > c->hidden_size)
         return vlai_fail(r->err, VLA_E_SHAPE, "%s: state_hidden_size %lld exceeds hidden_size %lld", r->path,
                          (long long)c->state_hidden_size, (long long)c->hidden_size);
-    if (!c->tie_word_embeddings)
-        return vlai_fail(r->err, VLA_E_UNSUPPORTED, "%s: tie_word_embeddings is false, wanted true: lm_head is the embedding",
-                         r->path);
     if (!c->use_flow_action_expert)
         return vlai_fail(r->err, VLA_E_UNSUPPORTED, "%s: use_flow_action_expert is false, wanted true", r->path);
     int64_t cond;
@@ -319,12 +321,11 @@ static vla_status read_vision(reader *r, const json_t *root)
     for (size_t i = 0; i < (given ? json_array_size(list) : 4); i++) {
         const json_t *entry = given ? json_array_get(list, i) : NULL;
         int64_t block = given ? json_integer_value(entry) : class_default[i];
-        if (!given && block >= c->vision.depth)
+        if ((given && !json_is_integer(entry)) || block < 0)
+            return vlai_fail(r->err, VLA_E_INVALID, "%s: vision_config.fullatt_block_indexes entry %zu is not a block number",
+                             r->path, i);
+        if (block >= c->vision.depth) /* the list of a deeper tower, as the class default is: no block to mark */
             continue;
-        if ((given && !json_is_integer(entry)) || block < 0 || block >= c->vision.depth)
-            return vlai_fail(r->err, VLA_E_INVALID,
-                             "%s: vision_config.fullatt_block_indexes entry %zu is not a block from 0 to %lld", r->path, i,
-                             (long long)c->vision.depth - 1);
         c->vision.full_attention[block / 64] |= (uint64_t)1 << (block % 64);
     }
     return VLA_OK;
@@ -401,7 +402,7 @@ vla_status vlai_wallx_config_update(vlai_wallx_config *c, const vlai_config *tra
     c->action_dim = train->action_dim;
     c->propri_dim = train->propri_dim;
     c->ar_loss_weight = train->model.ar_loss_weight;
-    c->flow_loss_weight = train->model.flow_loss_weight;
+    c->flow_loss_weight = reference_reading ? 1 : train->model.flow_loss_weight; /* the reference does not read it */
     c->use_state_string_representation = reference_reading ? train->reference_model.use_state_string_representation
                                                            : train->task.use_state_string_representation;
     c->action_horizon_flow = reference_reading ? train->reference_model.action_horizon_flow

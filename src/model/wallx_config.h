@@ -59,10 +59,16 @@ typedef struct vlai_wallx_config {
 vla_status vlai_wallx_config_load(const char *path, vlai_wallx_config *out, vla_error *err);
 vla_status vlai_wallx_config_parse(const char *data, size_t size, const char *name, vlai_wallx_config *out,
                                    vla_error *err);
-/* `reference_reading`: take use_state_string_representation and action_horizon_flow from `data`, as the reference's model
- * does (golden cases); else the one value of `task`. */
+/* `reference_reading`: take use_state_string_representation and action_horizon_flow from `data` and leave flow_loss_weight
+ * at 1, as the reference's model does (golden cases); else the one value of `task`, and the weight that is given. */
 vla_status vlai_wallx_config_update(vlai_wallx_config *config, const vlai_config *train, bool reference_reading,
                                     vla_error *err);
+
+/* Columns of propri_proj: the state, and its mask where the projections take one. */
+static inline int64_t vlai_wallx_state_columns(const vlai_wallx_config *c)
+{
+    return c->proj_with_mask ? 2 * c->propri_dim : c->propri_dim;
+}
 
 static inline bool vlai_wallx_full_attention(const vlai_wallx_config *c, int64_t block)
 {

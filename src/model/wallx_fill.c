@@ -28,6 +28,7 @@ static void picture_sizes(const vlai_wallx_config *c, int64_t images, const int3
     for (int64_t i = 0; i < images; i++) {
         int64_t t = grid[3 * i], gh = grid[3 * i + 1] / merge, gw = grid[3 * i + 2] / merge;
         int64_t patches = grid[3 * i + 1] * (int64_t)grid[3 * i + 2];
+        s->images += t;
         s->patches += t * patches;
         s->units += t * gh * gw;
         s->pairs_full += t * patches * patches;
@@ -48,9 +49,11 @@ static vla_status check_grids(const vlai_wallx_config *c, const vlai_wallx_batch
     for (int64_t i = 0; i < b->images; i++) {
         const int32_t *g = b->grid + 3 * i;
         int64_t merge = c->vision.spatial_merge_size;
-        if (g[0] != 1 || g[1] <= 0 || g[2] <= 0 || g[1] % merge || g[2] % merge || g[1] > 4096 || g[2] > 4096)
-            return vlai_fail(err, VLA_E_SHAPE, "picture %lld: grid %d x %d x %d, wanted 1 x multiples of %lld", (long long)i,
-                             g[0], g[1], g[2], (long long)merge);
+        if (g[0] <= 0 || g[1] <= 0 || g[2] <= 0 || g[1] % merge || g[2] % merge || g[0] > 4096 || g[1] > 4096 || g[2] > 4096)
+            return vlai_fail(err, VLA_E_SHAPE, "picture %lld: grid %d x %d x %d, wanted frames x multiples of %lld, 1 to 4096 each",
+                             (long long)i, g[0], g[1], g[2], (long long)merge);
+        if (b->pixels && g[0] != 1)
+            return vlai_fail(err, VLA_E_SHAPE, "picture %lld: %d frames of pixels, wanted 1", (long long)i, g[0]);
     }
     return VLA_OK;
 }
@@ -59,22 +62,38 @@ static vla_status check_grids(const vlai_wallx_config *c, const vlai_wallx_batch
  * that the reference's public loader makes, when actions are causal. */
 static bool is_causal(const vlai_wallx_config *c, const vlai_wallx_tokens *tokens, const vlai_wallx_batch *b)
 {
-    const uint8_t *discrete = b->ar_action_mask ? b->ar_action_mask : b->ar_predict_token_positions;
+    const uint8_t *pads = b->padding_positions, *valid = b->valid_flow_action_positions;
+    const uint8_t *predict = b->ar_predict_token_positions, *ar = b->ar_action_mask;
     if (c->attention == VLAI_WALLX_FLASH)
         return true;
     for (int64_t i = 0; i < b->offset[b->samples]; i++) {
         bool action = b->ids[i] == tokens->action;
-        if ((b->padding_positions && b->padding_positions[i]) || (discrete && discrete[i] && !action) ||
-            (action && (!c->causal_action_attention_mask || (b->valid_flow_action_positions && !b->valid_flow_action_positions[i]))))
+        if ((pads && pads[i]) || (predict && predict[i]) || (ar && (ar[i] || action)) ||
+            (action && (!c->causal_action_attention_mask || (valid && !valid[i]))))
             return false;
     }
     return true;
 }
 
+/* The reference divides by the sum of the weights only where one of them is zero, and by their number where none is
+ * (valid_mask.all() in compute_loss of vla_mixin.py). For masks of 0 and 1 that is the same. */
+static double flow_scale(const vlai_wallx_config *c, const vlai_wallx_batch *b)
+{
+    int64_t d = c->action_dim, n = b->samples * b->horizon * d;
+    double sum = 0;
+    for (int64_t i = 0; b->dof_mask && i < n; i++) {
+        float weight = b->dof_mask[i] * (b->flow_loss_mask ? b->flow_loss_mask[i / d] : 1.0f);
+        if (weight == 0)
+            return 1;
+        sum += (double)weight;
+    }
+    return b->dof_mask && n > 0 ? sum / (double)n : 1;
+}
+
 vla_status vlai_wallx_shape_of(const vlai_wallx_config *c, const vlai_wallx_tokens *tokens, const vlai_wallx_batch *b,
                                bool bucket, vlai_wallx_shape *out, vla_error *err)
 {
-    *out = (vlai_wallx_shape){.samples = b->samples, .horizon = b->horizon, .labels = b->labels ? 0 : -1, .images = b->images};
+    *out = (vlai_wallx_shape){.samples = b->samples, .horizon = b->horizon, .labels = b->labels ? 0 : -1};
     VLA_TRY(check_grids(c, b, err));
     picture_sizes(c, b->images, b->grid, out);
     int64_t zero = 0, placeholders = 0;
@@ -89,8 +108,13 @@ vla_status vlai_wallx_shape_of(const vlai_wallx_config *c, const vlai_wallx_toke
             zero += id != tokens->action;
             placeholders += id == c->image_token_id;
             out->propri += id == tokens->propri;
-            if (b->labels && i > b->offset[s] && b->labels[i] >= 0)
+            if (b->labels && i > b->offset[s] && b->labels[i] >= 0) {
+                if (b->labels[i] >= c->vocab_size)
+                    return vlai_fail(err, VLA_E_INVALID, "sample %lld: label %d, the embedding has %lld rows", (long long)s,
+                                     b->labels[i], (long long)c->vocab_size);
                 out->labels++;
+                out->action_labels += b->ids[i - 1] == tokens->action;
+            }
         }
         if (actions && actions != b->horizon)
             return vlai_fail(err, VLA_E_SHAPE, "sample %lld: %lld <|action|> tokens, wanted the action horizon %lld",
@@ -119,6 +143,7 @@ vla_status vlai_wallx_shape_of(const vlai_wallx_config *c, const vlai_wallx_toke
         memcpy(out->mean, b->mean, sizeof out->mean);
         memcpy(out->std, b->std, sizeof out->std);
     }
+    out->flow_scale = flow_scale(c, b);
     out->pairs = pairs_of(b->samples, out->tokens0 + out->tokens1);
     out->causal = is_causal(c, tokens, b);
     out->longest = bucket ? (out->longest + 127) / 128 * 128 : out->longest;
@@ -128,12 +153,13 @@ vla_status vlai_wallx_shape_of(const vlai_wallx_config *c, const vlai_wallx_toke
 vla_status vlai_wallx_shape_plan(const vlai_wallx_config *c, int64_t samples, int64_t text_tokens, int64_t horizon,
                                  int64_t images, const int32_t *grid, vlai_wallx_shape *out, vla_error *err)
 {
-    *out = (vlai_wallx_shape){.samples = samples, .horizon = horizon, .labels = -1, .images = samples * images};
+    *out = (vlai_wallx_shape){.samples = samples, .horizon = horizon, .labels = -1, .flow_scale = 1};
     vlai_wallx_batch one = {.images = images, .grid = grid};
     VLA_TRY(check_grids(c, &one, err));
     picture_sizes(c, images, grid, out);
     out->tokens0 = samples * (text_tokens + out->units);
     out->tokens1 = samples * horizon;
+    out->images *= samples;
     out->patches *= samples;
     out->units *= samples;
     out->pairs_full *= samples;
@@ -190,8 +216,8 @@ static void fill_vision(const vlai_wallx_config *c, const vlai_wallx_shape *shap
     int64_t unit = 0, first_unit = 0, pixel = 0, n_windows = 0;
     for (int64_t i = 0; i < P && qpos; i++)
         qpos[i] = (int32_t)i;
-    for (int64_t n = 0; n < b->images; n++) {
-        int64_t h = b->grid[3 * n + 1], w = b->grid[3 * n + 2], gh = h / merge, gw = w / merge;
+    for (int64_t n = 0, image = 0, frame = 0; image < b->images; n++) {
+        int64_t h = b->grid[3 * image + 1], w = b->grid[3 * image + 2], gh = h / merge, gw = w / merge;
         segment(full_rows, full_cols, first_unit * group, (first_unit + gh * gw) * group);
         if (pictures) {
             pictures[n] = (int32_t)(first_unit * group);
@@ -220,7 +246,7 @@ static void fill_vision(const vlai_wallx_config *c, const vlai_wallx_shape *shap
             }
         if (pixels && b->pixels) {
             int64_t stride = w * p * 3;
-            memcpy(pixels + pixel, b->pixels[n], (size_t)(h * p * stride));
+            memcpy(pixels + pixel, b->pixels[image], (size_t)(h * p * stride));
             for (int64_t k = 0; patches && k < h * w; k++) { /* merge-block order */
                 int64_t block = k / group, in = k % group;
                 int64_t y = block / gw * merge + in / merge, x = block % gw * merge + in % merge;
@@ -232,6 +258,10 @@ static void fill_vision(const vlai_wallx_config *c, const vlai_wallx_shape *shap
             pixel += h * p * stride;
         }
         first_unit += gh * gw;
+        if (++frame == b->grid[3 * image]) {
+            frame = 0;
+            image++;
+        }
     }
     float *values = at(t, "pixel_values");
     if (values && b->pixel_values)
@@ -244,7 +274,7 @@ static void fill_vision(const vlai_wallx_config *c, const vlai_wallx_shape *shap
 void vlai_wallx_positions(const vlai_wallx_config *c, const vlai_wallx_batch *b, int64_t first, int64_t end,
                           int64_t *image, int32_t *pos, int64_t n)
 {
-    int64_t next = 0, left = 0, start = 0, gw = 1, done = 0, advance = 0;
+    int64_t next = 0, left = 0, start = 0, gw = 1, area = 1, done = 0, advance = 0;
     for (int64_t i = first; i < end; i++) {
         if (b->real && !b->real[i]) {
             pos[i] = pos[n + i] = pos[2 * n + i] = 1;
@@ -255,13 +285,14 @@ void vlai_wallx_positions(const vlai_wallx_config *c, const vlai_wallx_batch *b,
                 const int32_t *g = b->grid + 3 * (*image)++;
                 int64_t gh = g[1] / c->vision.spatial_merge_size;
                 gw = g[2] / c->vision.spatial_merge_size;
-                left = gh * gw;
+                area = gh * gw;
+                left = g[0] * area;
                 done = 0;
                 start = next;
                 advance = gh > gw ? gh : gw;
             }
             pos[i] = (int32_t)start;
-            pos[n + i] = (int32_t)(start + done / gw);
+            pos[n + i] = (int32_t)(start + done % area / gw); /* frames of one picture share their positions */
             pos[2 * n + i] = (int32_t)(start + done % gw);
             done++;
             if (--left == 0)
@@ -269,25 +300,6 @@ void vlai_wallx_positions(const vlai_wallx_config *c, const vlai_wallx_batch *b,
             continue;
         }
         pos[i] = pos[n + i] = pos[2 * n + i] = (int32_t)next++;
-    }
-}
-
-void vlai_wallx_shift_positions(const uint8_t *is_action, const uint8_t *discrete, int64_t length, int32_t *pos, int64_t stride)
-{
-    int64_t flow = -1, block = -1;
-    for (int64_t i = length; i-- > 0;) {
-        if (is_action[i])
-            flow = i;
-        if (discrete[i])
-            block = i;
-    }
-    if (flow < 0 || block < 0)
-        return;
-    for (int axis = 0; axis < 3; axis++) {
-        int32_t shift = pos[axis * stride + flow] - pos[axis * stride + block];
-        for (int64_t i = flow; i < length; i++)
-            if (is_action[i])
-                pos[axis * stride + i] -= shift;
     }
 }
 
@@ -330,12 +342,16 @@ static vla_status fill_tokens(const vlai_wallx_config *c, const vlai_wallx_token
         for (int64_t i = first; i < end; i++)
             is_action[i] = b->ids[i] == tokens->action;
         vlai_wallx_positions(c, b, first, end, &image, my_pos, n);
-        if (b->ar_predict_token_positions)
+        if (b->ar_predict_token_positions && c->attention != VLAI_WALLX_FLASH)
             vlai_wallx_shift_positions(is_action + first, b->ar_predict_token_positions + first, end - first, my_pos + first, n);
         vlai_wallx_mask_sample sample = {end - first, is_action + first, part(b->padding_positions, first),
                                          part(b->valid_flow_action_positions, first),
                                          part(b->ar_predict_token_positions, first), part(b->ar_action_mask, first), b->ar_visible};
-        vlai_wallx_mask(c, &sample, my_cols + 4 * first, my_rows + 2 * first);
+        if (!vlai_wallx_mask(c, &sample, my_cols + 4 * first, my_rows + 2 * first)) {
+            vlai_free(own.data);
+            return vlai_fail(err, VLA_E_UNSUPPORTED, "sample %lld: the positional masks hide a key from queries in more than two stretches",
+                             (long long)s);
+        }
         for (int64_t i = first; i < end; i++) {
             bool none = my_cols[4 * i] == my_cols[4 * i + 1];
             for (int k = 0; k < 4; k++)
@@ -352,6 +368,11 @@ static vla_status fill_tokens(const vlai_wallx_config *c, const vlai_wallx_token
                 qpos_of[e][row] = (int32_t)i;
                 memcpy(rows_of[e] + 2 * row, my_rows + 2 * i, 2 * sizeof(int32_t));
             }
+            /* The row predicts the next token of its sample. Rows of stream 1 stand behind those of stream 0. */
+            if (label_rows && b->labels && i + 1 < end && b->labels[i + 1] >= 0) {
+                label_rows[labels] = (int32_t)(e ? shape->tokens0 + row : row);
+                label_ids[labels++] = b->labels[i + 1];
+            }
             if (e)
                 continue;
             /* Rows that a picture or a state is written over need no embedding, and give it no gradient. */
@@ -362,11 +383,6 @@ static vla_status fill_tokens(const vlai_wallx_config *c, const vlai_wallx_token
                 image_at[image_rows++] = (int32_t)row;
             if (propri_at && b->ids[i] == tokens->propri)
                 propri_at[propri_rows++] = (int32_t)row;
-            /* The row predicts the next token of its sample. */
-            if (label_rows && i + 1 < end && b->labels[i + 1] >= 0) {
-                label_rows[labels] = (int32_t)row;
-                label_ids[labels++] = b->labels[i + 1];
-            }
         }
     }
     /* The tail of stream 0: no token, no key, no loss. */
@@ -430,8 +446,10 @@ static void fill_actions(const vlai_wallx_config *c, const vlai_wallx_shape *sha
     }
     float *state = at(t, "state");
     for (int64_t s = 0; state && b->state && s < shape->state_rows; s++) {
-        memcpy(state + s * 2 * c->propri_dim, b->state + s * c->propri_dim, (size_t)c->propri_dim * sizeof *state);
-        memcpy(state + (s * 2 + 1) * c->propri_dim, b->state_mask + s * c->propri_dim, (size_t)c->propri_dim * sizeof *state);
+        float *row = state + s * vlai_wallx_state_columns(c);
+        memcpy(row, b->state + s * c->propri_dim, (size_t)c->propri_dim * sizeof *state);
+        if (c->proj_with_mask)
+            memcpy(row + c->propri_dim, b->state_mask + s * c->propri_dim, (size_t)c->propri_dim * sizeof *state);
     }
 }
 

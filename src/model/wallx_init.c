@@ -300,8 +300,8 @@ static vla_status make_weights(const vlai_wallx_init_options *o, const vlai_wall
         status = vlai_nomem(err, all * sizeof *views + CHUNK * (sizeof *j.draws + sizeof *j.halves));
         goto done;
     }
-    for (size_t i = 0; i < all; i++) { /* lm_head is the embedding and is not stored twice */
-        if (!strcmp(weights[i].name, "lm_head.weight"))
+    for (size_t i = 0; i < all; i++) { /* a tied lm_head is the embedding and is not stored twice */
+        if (config->tie_word_embeddings && !strcmp(weights[i].name, "lm_head.weight"))
             continue;
         weights[count] = weights[i];
         vlai_tensor_view *v = &views[count];

@@ -75,6 +75,10 @@ vla_status vlai_wallx_stored_sizes(const vlai_safetensors *st, int64_t *vocab, i
                                    vla_error *err)
 {
     bool renamed;
+    /* With proj_with_mask both projections read values and mask side by side; w1 shows it, as its values are the channels. */
+    const vlai_tensor_view *in = find_spelled(st, "action_preprocessor.w1.weight", &renamed);
+    const vlai_tensor_view *back = find_spelled(st, "action_preprocessor.action_proj_back.weight", &renamed);
+    bool unmasked = in && back && in->rank == 2 && back->rank == 2 && in->shape[1] == back->shape[0];
     const struct {
         const char *name;
         int axis, divisor;
@@ -82,7 +86,7 @@ vla_status vlai_wallx_stored_sizes(const vlai_safetensors *st, int64_t *vocab, i
     } rows[] = {
         {"model.embed_tokens.weight", 0, 1, vocab},
         {"action_preprocessor.action_proj_back.weight", 0, 1, action_dim},
-        {"action_preprocessor.propri_proj.weight", 1, 2, propri_dim},
+        {"action_preprocessor.propri_proj.weight", 1, unmasked ? 1 : 2, propri_dim},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         const vlai_tensor_view *view = rows[i].out ? find_spelled(st, rows[i].name, &renamed) : NULL;

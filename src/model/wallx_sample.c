@@ -118,10 +118,10 @@ static void fill_step(const vlai_wallx_sampler *s, const vlai_wallx_tokens *toke
     int32_t *pos = vla_run_data(run, "positions"), *sample = vla_run_data(run, "sample_of_row");
     memset(cols, 0, (size_t)n * 4 * sizeof *cols);
     for (int64_t o = 0; o < b->samples; o++) {
-        int64_t start = row[0], queries = o * shape->horizon;
+        int64_t start = row[0], queries = o * shape->horizon, end = queries + shape->horizon;
         for (int64_t i = b->offset[o]; i < b->offset[o + 1]; i++) {
             if (b->ids[i] != tokens->action) {
-                bool hidden = b->ids[i] == tokens->pad;
+                bool hidden = b->ids[i] == tokens->pad || row[1] == end; /* actions do not look ahead to what follows them */
                 int32_t *col = cols + 4 * row[0]++;
                 col[0] = hidden ? 0 : (int32_t)queries;
                 col[1] = hidden ? 0 : (int32_t)(queries + shape->horizon);
@@ -140,6 +140,21 @@ static void fill_step(const vlai_wallx_sampler *s, const vlai_wallx_tokens *toke
                 sample[q] = (int32_t)o;
         }
     }
+}
+
+/* Text after the actions sees them, and bidirectional actions see it: it would have to be evaluated anew with them. */
+static vla_status check_order(const vlai_wallx_config *c, const vlai_wallx_tokens *tokens, const vlai_wallx_batch *b, vla_error *err)
+{
+    for (int64_t o = 0; o < b->samples && !c->causal_action_attention_mask; o++) {
+        bool actions = false;
+        for (int64_t i = b->offset[o]; i < b->offset[o + 1]; i++) {
+            actions = actions || b->ids[i] == tokens->action;
+            if (actions && b->ids[i] != tokens->action && b->ids[i] != tokens->pad)
+                return vlai_fail(err, VLA_E_UNSUPPORTED, "sampling: sample %lld has token %d after its actions, which "
+                                 "causal_action_attention_mask: false lets them see", (long long)o, b->ids[i]);
+        }
+    }
+    return VLA_OK;
 }
 
 static void copy_cache(const vlai_wallx_sampler *s)
@@ -184,6 +199,8 @@ vla_status vlai_wallx_sample(vlai_wallx_sampler *s, const vlai_wallx_tokens *tok
     VLA_TRY(vlai_wallx_shape_of(&s->config, tokens, batch, false, &shape, err));
     if (shape.tokens1 == 0)
         return vlai_fail(err, VLA_E_INVALID, "sampling: the prompt has no <|action|> tokens");
+    if (o->cache)
+        VLA_TRY(check_order(&s->config, tokens, batch, err));
     VLA_TRY(prepare(s, &shape, o->cache, err));
     int64_t n = shape.samples * shape.horizon * s->config.action_dim, tokens_all = shape.tokens0 + shape.tokens1;
     float *x = vlai_array((size_t)n, sizeof *x);

@@ -148,8 +148,8 @@ vla_status vlai_wallx_weights(const vlai_wallx_config *c, vlai_wallx_weight **ou
     add_action_head(&l, c);
     vlai_wallx_weight *head = add(&l, c->vocab_size, c->hidden_size, "lm_head.weight");
     if (head)
-        head->optional = true;
-    vlai_wallx_weight *propri = add(&l, c->state_hidden_size, 2 * c->propri_dim, "action_preprocessor.propri_proj.weight");
+        head->optional = c->tie_word_embeddings;
+    vlai_wallx_weight *propri = add(&l, c->state_hidden_size, vlai_wallx_state_columns(c), "action_preprocessor.propri_proj.weight");
     if (propri)
         propri->optional = true;
     if (l.status != VLA_OK) {

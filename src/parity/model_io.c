@@ -231,6 +231,8 @@ vla_status vlai_parity_micro_read(const vlai_parity_model *m, const char *prefix
     b->valid_flow_action_positions = flags(&r, "positional_masks.valid_flow_action_positions");
     b->ar_predict_token_positions = flags(&r, "positional_masks.ar_predict_token_positions");
     b->ar_action_mask = flags(&r, "positional_masks.ar_action_mask");
+    const uint8_t *visible = flags(&r, "positional_masks.ar_visible");
+    b->ar_visible = !visible || *visible; /* the reference's default */
     if (r.status != VLA_OK)
         vlai_arena_fini(&out->arena);
     return r.status;

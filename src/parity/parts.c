@@ -380,7 +380,7 @@ static vla_status mask_case(vlai_parity_case *c, const json_t *entry, const vlai
         int64_t at = s * length;
         vlai_wallx_mask_sample sample = {length, actions + at, pads ? pads + at : NULL, valid ? valid + at : NULL,
                                          predict ? predict + at : NULL, ar ? ar + at : NULL,
-                                         json_is_true(json_object_get(entry, "ar_visible"))};
+                                         !json_is_false(json_object_get(entry, "ar_visible"))};
         vlai_wallx_mask_pairs(causal, &sample, pairs);
         vlai_wallx_mask_dense(causal, &sample, dense);
         for (int64_t i = 0; want_pairs && i < 2 * length; i++)

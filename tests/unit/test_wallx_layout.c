@@ -228,6 +228,34 @@ static void strict_report(void **state)
     unmake(&m);
 }
 
+/* Without proj_with_mask the state projection reads the state alone, and an untied head must be there. */
+static void other_heads(void **state)
+{
+    (void)state;
+    vla_error err = VLA_ERROR_INIT;
+    model m;
+    make(&m);
+    unmake(&m);
+    m.config.proj_with_mask = false;
+    m.config.tie_word_embeddings = false;
+    assert_ok(vlai_wallx_weights(&m.config, &m.weights, &m.count, &err), err);
+    m.starts = calloc(m.count + 1, sizeof *m.starts);
+    for (size_t i = 0; i < m.count; i++)
+        m.starts[i + 1] = m.starts[i] + (size_t)m.weights[i].elements;
+    m.values = calloc(m.starts[m.count], sizeof *m.values);
+    assert_int_equal(m.weights[m.count - 1].shape[1], 5);
+    refused(&m, 0, "lm_head.weight", NULL, "1 missing (lm_head.weight)");
+    store(&m, path, 0, 0, NULL, NULL);
+    vlai_safetensors *st;
+    int64_t vocab = 0, action = 0, propri = 0;
+    assert_ok(vlai_safetensors_open(path, &st, &err), err);
+    assert_ok(vlai_wallx_stored_sizes(st, &vocab, &action, &propri, &err), err);
+    assert_true(vocab == 11 && action == 3 && propri == 5);
+    vlai_safetensors_close(st);
+    unlink(path);
+    unmake(&m);
+}
+
 static void failing_allocations(void **state)
 {
     (void)state;
@@ -312,6 +340,7 @@ int main(void)
         cmocka_unit_test(published_size),
         cmocka_unit_test(every_spelling_reads_the_same),
         cmocka_unit_test(strict_report),
+        cmocka_unit_test(other_heads),
         cmocka_unit_test(failing_allocations),
         cmocka_unit_test(recorded_cases_fit),
     };
