@@ -1,5 +1,5 @@
-/* How far this process has come with reading, hashing, checking and writing bulk data: a count that moves on at least once for some
- * tens of megabytes, so that whoever looks at it (vlai_group_work) can tell slow work from work that stands still. Any thread. */
+/* How far this process has come with reading, hashing, checking and writing bulk data, and with making ready what a device will run: a
+ * count that moves on at least once for some tens of megabytes or for each product that is timed, so that whoever looks at it (vlai_group_work) can tell slow work from work that stands still. Any thread. */
 #ifndef VLAI_WORK_H
 #define VLAI_WORK_H
 

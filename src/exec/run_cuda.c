@@ -12,6 +12,7 @@
 #include "base/fail.h"
 #include "base/io.h"
 #include "base/memory.h"
+#include "base/work.h"
 #include "dist/comm.h"
 #include "kernels/gemm_choices.h"
 #include "vendor/cublaslt.h"
@@ -347,8 +348,10 @@ static vla_status cuda_bind(vla_run *run, vla_store *store, vla_error *err)
     if (d->context.search)
         VLA_TRY(fill_arena(run, store, err));
     for (size_t n = 0; n < g->n_nodes; n++)
-        if (vlai_cuda_preparers[g->nodes[n].op].prepare)
+        if (vlai_cuda_preparers[g->nodes[n].op].prepare) { /* timing a product takes up to some seconds */
             VLA_TRY(vlai_cuda_preparers[g->nodes[n].op].prepare(&d->context, &r->calls[n], err));
+            vlai_work_add();
+        }
     VLA_TRY(vlai_gemm_choices_save(d->context.choices, err));
     return order_launches(run, err);
 }

@@ -228,9 +228,14 @@ vla_status vlai_step_bucket(vla_trainer *t, void *const *slots, int64_t count, b
     bool made = vlai_plans_has(t->plans, t->shape, training);
     if (!made && only_made)
         return VLA_OK;
-    for (int i = 0; i < t->flight_count && !made; i++) /* making a plan may move the arena under what is running */
+    if (made)
+        return vlai_plans_get(t->plans, t->shape, training, out, err);
+    for (int i = 0; i < t->flight_count; i++) /* making a plan may move the arena under what is running */
         VLA_TRY(collect(t, &t->flights[i], err));
-    return vlai_plans_get(t->plans, t->shape, training, out, err);
+    vlai_ranks_work(t, "plan");
+    VLA_TRY(vlai_plans_get(t->plans, t->shape, training, out, err));
+    vlai_ranks_progress(t, training ? "step" : "validation");
+    return VLA_OK;
 }
 
 static bool is_under_way(const vla_trainer *t, const vla_run *run)

@@ -399,6 +399,7 @@ vla_status vla_trainer_prepare(vla_trainer *t, vla_trainer_memory *memory, vla_e
     VLA_TRY(vlai_step_slots(t, err));
     mark(t, "first batch");
     VLA_TRY(vlai_step_bucket(t, t->slots, t->options.batch, true, false, &b, err));
+    vlai_ranks_work(t, "start");
     vla_run *update;
     if (!t->options.whole_step)
         VLA_TRY(vlai_plans_update(t->plans, b->status, &update, err));

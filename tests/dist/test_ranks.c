@@ -9,6 +9,7 @@
 #include "base/json.h"
 #include "base/text.h"
 #include "base/time.h"
+#include "base/work.h"
 #include "ckpt/ckpt.h"
 #include "dist/group.h"
 #include "vla/log.h"
@@ -28,7 +29,7 @@ enum { MOST = 4, STEPS = 16, SAMPLES = 103, VALIDATION = 23, CODE_LOST = 6, CODE
 
 typedef struct {
     char run[512], resume[512], compare[512], die[32];
-    int64_t accumulation, batch, zero, whole, overlap, ahead, numerics, steps, stop_at, save, nan, poison, seed, fail_write, term, bucket, keep, fail, bad, again, keys, slow, limit;
+    int64_t accumulation, batch, zero, whole, overlap, ahead, numerics, steps, stop_at, save, nan, poison, seed, fail_write, term, bucket, keep, fail, bad, again, keys, slow, limit, plan;
 } spec;
 
 static spec wanted;
@@ -85,6 +86,15 @@ static vla_status fill_or_die(void *user, const void *shape, void *const *slots,
     die_at("step", ++fills);
     atomic_store(&trains, true);
     return toy_fill(user, shape, slots, count, run, err);
+}
+
+/* "plan=3000": making a plan takes that many milliseconds of work more; "plan=-3000": of standing still. */
+static vla_status build_slowly(void *user, const void *shape, vla_graph **out, vla_error *err)
+{
+    for (double end = vlai_now() + 1e-3 * fabs((double)wanted.plan); vlai_now() < end; nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL))
+        if (wanted.plan > 0)
+            vlai_work_add();
+    return toy_build(user, shape, out, err);
 }
 
 static vla_status init_or_die(void *user, vla_store *store, vla_error *err)
@@ -200,6 +210,7 @@ static vla_status train(vlai_group *group, int rank, int world, vla_error *err)
     vla_model model = toy_model(&t);
     model.init = init_or_die;
     model.fill = fill_or_die;
+    model.build = build_slowly;
     vla_samples samples = toy_samples(&t, SAMPLES), validation = toy_samples(&t, VALIDATION);
     vla_trainer_options o = toy_options(wanted.run);
     static const vla_numerics modes[] = {VLA_FP32, VLA_BF16_MASTER, VLA_BF16_SR};
@@ -258,7 +269,7 @@ static void parse(int argc, char **argv)
                 {"stop_at", NULL, &wanted.stop_at}, {"save", NULL, &wanted.save}, {"nan", NULL, &wanted.nan}, {"poison", NULL, &wanted.poison},
                 {"seed", NULL, &wanted.seed}, {"fail_write", NULL, &wanted.fail_write}, {"term", NULL, &wanted.term}, {"bucket", NULL, &wanted.bucket},
                 {"keep", NULL, &wanted.keep}, {"fail", NULL, &wanted.fail}, {"bad", NULL, &wanted.bad}, {"again", NULL, &wanted.again},
-                {"keys", NULL, &wanted.keys}, {"slow", NULL, &wanted.slow}, {"limit", NULL, &wanted.limit}};
+                {"keys", NULL, &wanted.keys}, {"slow", NULL, &wanted.slow}, {"limit", NULL, &wanted.limit}, {"plan", NULL, &wanted.plan}};
     wanted = (spec){.accumulation = 1, .batch = 4, .zero = 1, .steps = STEPS, .bucket = 400};
     for (int i = 2; i < argc; i++) {
         char *value = strchr(argv[i], '=');
@@ -850,6 +861,22 @@ static void a_save_that_is_slow(void **state)
     }
 }
 
+/* A rank that is at work on its first plan is waited for beyond the limit; one that stands still there is named. */
+static void a_plan_that_is_slow(void **state)
+{
+    (void)state;
+    outcome o;
+    run_with(2, 0, words("run=%s limit=3 steps=1 whole=1", at("slow-plan")), (const char *const[]){"", "plan=8000"}, &o);
+    assert_true(o.ended[1] - o.began > 8);
+    start(&o, 2, words("run=%s limit=3 steps=1 whole=1", at("no-plan")), (const char *const[]){"", "plan=-1000000"});
+    wait_all(&o, 60);
+    for (int r = 0; r < 2; r++)
+        if (o.code[r] != CODE_LOST || !strstr(o.said[r], "rank 1 did not come within 3 s; rank 1 (host ") || !strstr(o.said[r], "is in phase plan, step 0")) {
+            show(&o);
+            fail_msg("rank %d", r);
+        }
+}
+
 /* What the writers say to each other does not pile up. */
 static void words_are_forgotten(void **state)
 {
@@ -908,7 +935,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_failure_ends_all), cmocka_unit_test(all_stop_together),  cmocka_unit_test(killed_ranks),            cmocka_unit_test(killed_while_they_save),
         cmocka_unit_test(a_failing_part),     cmocka_unit_test(writers_of_one_group),     cmocka_unit_test(differences_are_refused),
         cmocka_unit_test(a_failure_does_not_wait_for_a_save), cmocka_unit_test(words_are_forgotten),
-        cmocka_unit_test(a_save_that_hangs), cmocka_unit_test(a_save_that_is_slow),
+        cmocka_unit_test(a_save_that_hangs), cmocka_unit_test(a_save_that_is_slow), cmocka_unit_test(a_plan_that_is_slow),
     };
     return cmocka_run_group_tests(tests, make_root, drop_root);
 }
