@@ -2,6 +2,7 @@
 #include "base/fail.h"
 #include "base/memory.h"
 #include "train/contract_config.h"
+#include "train/device.h"
 #include "train/loader.h"
 #include "train/preflight_internal.h"
 
@@ -320,12 +321,14 @@ static vla_status plan_run(look *l, prompts *p, slots *made, vlai_run_settings *
                                   .held = o->ahead ? 2 : 1};
     int64_t workers = o->workers > 0 ? o->workers : 1;
     out->memory.loader = (size_t)vlai_loader_slots(&loader) * slot_bytes(made->items[0]) + (size_t)workers * worker;
+    bool cpu = !l->executor;
+    int gpus = vlai_gpu_count(), here = cpu || gpus < 1 || l->ranks < gpus ? l->ranks : gpus; /* CPU ranks are taken to be on this machine */
     *settings = (vlai_run_settings){.batch = o->batch, .accumulation = o->accumulation, .validation_batch = validation,
                                     .numerics = o->numerics, .recompute = o->recompute, .layout = o->layout, .threads = o->threads, .fuse = o->fuse,
                                     .whole_step = o->whole_step || (l->ranks > 1 && o->overlap && o->accumulation == 1),
                                     .fast = o->fast, .visual_layers = o->visual_layers, .fast_attention = o->fast_attention,
                                     .automatic = o->recompute_auto, .limit = o->memory_limit, .keep = o->memory_keep, .executor = l->executor,
-                                    .shard = {sizeof(vla_shard_options), 0, l->ranks, o->bucket_bytes, o->zero}, .overlap = o->overlap,
+                                    .shard = {sizeof(vla_shard_options), 0, l->ranks, o->bucket_bytes, o->zero}, .ranks_here = here, .overlap = o->overlap,
                                     .gradient_dtype = o->gradient_dtype};
     return vlai_run_memory_plan(&s->model, &o->adamw, made->items, settings, out->available, &out->memory, err);
 }
@@ -347,15 +350,17 @@ void vlai_look_memory(look *l)
         out->planned = true;
         const vlai_run_device *d = &out->memory.device;
         /* `process` is held by this program now, and will be by the one that trains */
-        size_t host = out->available + out->memory.process, limit = d->total ? d->available : host, peak = scarce(&out->memory);
+        size_t here = settings.ranks_here > 1 ? (size_t)settings.ranks_here : 1, host = out->available + out->memory.process;
+        size_t limit = d->total ? d->available : host / here, peak = scarce(&out->memory);
         if (peak > limit) {
             /* what is available comes and goes: settings are named that leave a tenth of it, on a GPU a fiftieth */
             find_settings(l, vlai_wallx_task_setup(l->task), &made, &settings, d->total ? limit / 50 * 49 : limit / 10 * 9);
             vlai_look_judge(l, "memory", say_short(out, peak, limit, &e), &e);
         } else {
             static const char *const names[] = {"none", "cheap", "layer"};
-            vlai_look_say(l, "memory", VLAI_CHECK_OK, "%.3f GB at the peak, %.3f GB available; a batch of %" PRId64 " has at most about %" PRId64
+            vlai_look_say(l, "memory", VLAI_CHECK_OK, "%.3f GB at the peak, %.3f GB available%s; a batch of %" PRId64 " has at most about %" PRId64
                           " tokens, a prompt %" PRId64 "%s%s", 1e-9 * (double)(d->total ? peak : out->memory.total), 1e-9 * (double)limit,
+                          here > 1 && !d->total ? " to each rank of this machine" : "",
                           settings.batch, out->tokens_batch, out->tokens_longest, settings.automatic ? "; recompute " : "",
                           settings.automatic ? names[out->memory.recompute] : "");
         }

@@ -132,6 +132,7 @@ typedef struct planner {
     void *shape;
     spans spans;
     size_t shared, per_thread, widen; /* scratch, largest of the plans */
+    size_t snapshots;                 /* of all ranks of this host */
     vlai_plan_need need;              /* the same on a device, with the arena */
     vlai_run_memory *out;
 } planner;
@@ -199,6 +200,11 @@ static vla_status plan_all(planner *p, void *const *slots, vla_error *err)
     return note_plan(p, update, err);
 }
 
+static size_t ranks_here(const vlai_run_settings *s)
+{
+    return s->ranks_here > 1 ? (size_t)s->ranks_here : 1;
+}
+
 static void add_store(planner *p)
 {
     const vlai_run_settings *s = p->settings;
@@ -211,6 +217,7 @@ static void add_store(planner *p)
     p->out->optimizer = bytes[VLA_STORE_M] + bytes[VLA_STORE_V] + bytes[VLA_STORE_LOW];
     p->out->checkpoint = p->out->weights + p->out->optimizer;
     p->out->files = vlai_ckpt_bytes(p->store);
+    p->snapshots = p->out->checkpoint + (ranks_here(s) - 1) * vlai_ckpt_share(p->store, 1);
 }
 
 /* On a device: parameters and plans there, pinned copies of the inputs here. */
@@ -246,13 +253,14 @@ static void add_host(planner *p)
     m->total = m->weights + m->gradients + m->optimizer + m->inputs + m->activations + m->workspace + m->loader + m->process;
 }
 
-/* A snapshot is taken when there is room for it then (ckpt/): `available` counts from now, when what `process` says is held
- * already. */
-static void add_snapshot(vlai_run_memory *m, size_t available)
+/* A snapshot is taken when there is room for those of all ranks of the host then (ckpt/): `available` counts from now, when what
+ * `process` says is held already, by one. */
+static void add_snapshot(const planner *p, size_t available)
 {
-    size_t more = m->total - m->process;
+    vlai_run_memory *m = p->out;
+    size_t more = ranks_here(p->settings) * m->total - m->process;
     size_t left = available > more ? available - more : 0;
-    m->snapshot = vlai_ckpt_has_room(left, m->checkpoint) ? m->checkpoint : 0;
+    m->snapshot = vlai_ckpt_has_room(left, p->snapshots) ? m->checkpoint : 0;
     m->total += m->snapshot;
 }
 
@@ -324,7 +332,7 @@ vla_status vlai_run_memory_plan(const vla_model *model, const vla_adamw_options 
             VLA_TRY_GOTO(plan_once(&p, slots, err), done);
         }
     }
-    add_snapshot(out, available);
+    add_snapshot(&p, available);
 done:
     vlai_free(p.spans.items);
     vlai_free(p.shape);

@@ -31,6 +31,7 @@ typedef struct vlai_run_settings {
     const vla_executor *executor; /* of a device; NULL: the run is on the CPU */
     bool whole_step; /* the update is part of the batch's plan; only with accumulation 1 */
     vla_shard_options shard; /* world 0 or 1: one rank */
+    int ranks_here;          /* of them on this host, whose memory they share; 0 or 1: one */
     int overlap;             /* this and gradient_dtype: as in vla_plan_options */
     vla_dtype gradient_dtype;
     int threads; /* 0: one per processor */
@@ -53,7 +54,7 @@ typedef struct vlai_run_memory {
     size_t activations; /* touched pages of the arena, without inputs */
     size_t inputs;
     size_t workspace; /* kernel scratch of all threads */
-    size_t snapshot;  /* copy of weights and optimizer while a checkpoint is written; 0 when there is no room for one */
+    size_t snapshot;  /* copy of weights and optimizer while a checkpoint is written; 0 when there is no room for those of all ranks_here */
     size_t loader;    /* samples read ahead, decoders */
     size_t process;   /* everything else: code, tables, tokenizer, plans */
     size_t total;
@@ -65,7 +66,7 @@ typedef struct vlai_run_memory {
 } vlai_run_memory;
 
 /* `slots` holds at least as many filled slots as the batches. loader and process are taken from *out as they are, and
- * belong to the total. `available`: memory that the machine has left now, which decides about the snapshot. */
+ * belong to the total. `available`: memory that the machine has left now, for all ranks_here, which decides about the snapshot. */
 vla_status vlai_run_memory_plan(const vla_model *model, const vla_adamw_options *adamw, void *const *slots,
                                 const vlai_run_settings *settings, size_t available, vlai_run_memory *out, vla_error *err);
 
