@@ -240,6 +240,17 @@ vla_status vlai_comm_all_reduce(vlai_comm *comm, void *data, int64_t n, vla_dtyp
     return n ? keep(comm, comm->transport->all_reduce(comm->state, data, n, dtype, scratch, stream, &failure), &failure) : VLA_OK;
 }
 
+vla_status vlai_comm_memory_alloc(vlai_comm *comm, size_t bytes, void **out, vla_error *err)
+{
+    *out = NULL;
+    return comm && comm->transport && comm->transport->alloc ? comm->transport->alloc(comm->state, bytes, out, err) : VLA_OK;
+}
+
+bool vlai_comm_memory_free(vlai_comm *comm, void *memory)
+{
+    return comm && comm->transport && comm->transport->free && comm->transport->free(comm->state, memory);
+}
+
 size_t vlai_comm_scratch(int64_t elements, vla_dtype dtype, int world)
 {
     size_t size = vla_dtype_size(dtype) ? vla_dtype_size(dtype) : sizeof(double); /* a symbolic type may become that */

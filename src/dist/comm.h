@@ -53,6 +53,13 @@ vla_status vlai_comm_all_gather(vlai_comm *comm, void *data, int64_t n, vla_dtyp
 /* data [n], in place: the sum over ranks, the same bits on every rank. `scratch` as above. */
 vla_status vlai_comm_all_reduce(vlai_comm *comm, void *data, int64_t n, vla_dtype dtype, void *scratch, void *stream);
 
+/* Device memory of which all_gather is done by the GPUs' copy engines, so that no multiprocessor is taken from what runs beside it:
+ * where NCCL_CTA_POLICY=2 is in rank 0's environment, NCCL is 2.28 or later and all GPUs are on one machine. By all ranks together,
+ * with the same size. *out NULL: there is no such memory, and any other serves. */
+vla_status vlai_comm_memory_alloc(vlai_comm *comm, size_t bytes, void **out, vla_error *err);
+/* false: it is other memory. Before the communicator is closed. */
+bool vlai_comm_memory_free(vlai_comm *comm, void *memory);
+
 /* Bytes of scratch on a CPU for `elements` of the whole bucket, or of the data: reduce_scatter wants so much once, all_reduce
  * twice. */
 size_t vlai_comm_scratch(int64_t elements, vla_dtype dtype, int world);

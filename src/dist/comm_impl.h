@@ -16,6 +16,9 @@ typedef struct vlai_transport {
     vla_status (*poll)(void *state, vla_error *err);
     /* Ends what is under way; any thread, once at most. Only close is called afterwards. */
     void (*abort)(void *state);
+    /* Memory for gathers by copy engines, see dist/comm.h; *out NULL: there is none. free: whether it was such memory. NULL: never. */
+    vla_status (*alloc)(void *state, size_t bytes, void **out, vla_error *err);
+    bool (*free)(void *state, void *memory);
 } vlai_transport;
 
 extern const vlai_transport vlai_gloo, vlai_nccl;

@@ -27,8 +27,8 @@ typedef struct vlai_backend {
     /* Choices of algorithms that decide bits, as lines of text; see vla_executor_choices. */
     vla_status (*choices)(const vla_executor *ex, vlai_text *out, vla_error *err);
     vla_status (*adopt)(vla_executor *ex, const char *text, vla_error *err);
-    /* The store's second home; NULL for the CPU. */
-    vla_status (*store_alloc)(vla_executor *ex, size_t bytes, void **device, vla_error *err);
+    /* The store's second home; NULL for the CPU. gathered: collectives fill it in. */
+    vla_status (*store_alloc)(vla_executor *ex, size_t bytes, bool gathered, void **device, vla_error *err);
     void (*store_free)(vla_executor *ex, void *device, size_t bytes);
     vla_status (*store_zero)(vla_executor *ex, void *device, size_t bytes, vla_error *err);
     vla_status (*store_copy)(vla_executor *ex, void *device, void *host, size_t bytes, int to_device, vla_error *err);

@@ -568,14 +568,23 @@ static vla_status cuda_adopt(vla_executor *ex, const char *text, vla_error *err)
     return vlai_gemm_choices_adopt(d->context.choices, text, err);
 }
 
-static vla_status cuda_store_alloc(vla_executor *ex, size_t bytes, void **out, vla_error *err)
+static vla_status cuda_store_alloc(vla_executor *ex, size_t bytes, bool gathered, void **out, vla_error *err)
 {
-    return allocate(ex, bytes, "parameters and their state", out, err);
+    vla_status status = VLA_OK;
+    *out = NULL;
+    if (gathered && (!ex->limit || ex->allocated + bytes <= ex->limit))
+        status = vlai_comm_memory_alloc(ex->comm, bytes, out, err);
+    if (*out)
+        ex->allocated += bytes;
+    return *out || status != VLA_OK ? status : allocate(ex, bytes, "parameters and their state", out, err);
 }
 
 static void cuda_store_free(vla_executor *ex, void *memory, size_t bytes)
 {
-    release(ex, memory, bytes);
+    if (vlai_comm_memory_free(ex->comm, memory))
+        ex->allocated -= bytes;
+    else
+        release(ex, memory, bytes);
 }
 
 static vla_status cuda_store_zero(vla_executor *ex, void *memory, size_t bytes, vla_error *err)

@@ -149,7 +149,7 @@ vla_status vla_store_allocate_on(vla_store *store, vla_executor *ex, vla_numeric
         store->bytes[k] = vla_store_bytes(store, (vla_store_kind)k, numerics, use);
         if (store->bytes[k] == 0 && k != VLA_STORE_WEIGHT)
             continue;
-        VLA_TRY(ex->backend->store_alloc(ex, store->bytes[k], &store->device[k], err));
+        VLA_TRY(ex->backend->store_alloc(ex, store->bytes[k], k == VLA_STORE_WEIGHT && store->world > 1 && store->zero, &store->device[k], err));
         VLA_TRY(ex->backend->store_zero(ex, store->device[k], store->bytes[k], err));
         if (!(host_kinds >> k & 1))
             continue;
@@ -302,7 +302,7 @@ vla_status vla_store_attach(vla_store *store, vla_executor *ex, vla_error *err)
     for (int k = 0; k < VLA_STORE_KINDS; k++) {
         if (!store->arena[k] || store->bytes[k] == 0)
             continue;
-        VLA_TRY(ex->backend->store_alloc(ex, store->bytes[k], &store->device[k], err));
+        VLA_TRY(ex->backend->store_alloc(ex, store->bytes[k], false, &store->device[k], err));
         VLA_TRY(vla_store_push(store, (vla_store_kind)k, err));
     }
     return VLA_OK;

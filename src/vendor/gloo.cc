@@ -378,7 +378,7 @@ void gloo_abort(void *state)
 
 } // namespace
 
-const vlai_transport vlai_gloo = {gloo_close, gloo_reduce_scatter, gloo_all_gather, gloo_all_reduce, nullptr, gloo_abort};
+const vlai_transport vlai_gloo = {gloo_close, gloo_reduce_scatter, gloo_all_gather, gloo_all_reduce, nullptr, gloo_abort, nullptr, nullptr};
 
 vla_status vlai_gloo_open(vlai_group *group, double limit, void **state, vla_error *err)
 {

@@ -5,6 +5,7 @@
  * of their own, which is left alone at the time limit, and exchange something once of every kind, so that connections and their
  * memory are there from then on. */
 #include "base/fail.h"
+#include "base/log.h"
 #include "base/memory.h"
 #include "base/time.h"
 #include "dist/comm_impl.h"
@@ -16,6 +17,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* The functions that are used, found by name in the library. */
@@ -23,8 +25,17 @@
     X(ncclGetVersion) X(ncclGetUniqueId) X(ncclCommInitRankConfig) X(ncclCommDestroy) X(ncclCommAbort)              \
     X(ncclCommGetAsyncError) X(ncclGetErrorString) X(ncclGetLastError) X(ncclReduceScatter) X(ncclAllGather) X(ncclAllReduce)
 
+/* Those of gathers by copy engines, for which this build's header and the library have to be new enough. */
+#ifdef NCCL_CTA_POLICY_ZERO
+#define COPY_FUNCTIONS(X) X(ncclMemAlloc) X(ncclMemFree) X(ncclCommWindowRegister) X(ncclCommWindowDeregister)
+#else
+#define COPY_FUNCTIONS(X)
+#endif
+
 enum {
     OLDEST = NCCL_VERSION(2, 18, 1), /* whose ncclConfig_t the header's can be read as */
+    COPIES = NCCL_VERSION(2, 28, 1), /* gathers by copy engines */
+    SHARED = 4,                      /* pieces of memory for those */
     WARM = 16 << 20                  /* bytes of the exchange that connects the ranks */
 };
 
@@ -33,7 +44,7 @@ static struct {
     char missing[256]; /* why it cannot be used; empty: it can */
     int version;
 #define MEMBER(name) __typeof__(name) *name;
-    FUNCTIONS(MEMBER)
+    FUNCTIONS(MEMBER) COPY_FUNCTIONS(MEMBER)
 #undef MEMBER
 } lib;
 
@@ -42,6 +53,13 @@ typedef struct nccl {
     double limit;
     ncclComm_t comm;      /* NULL once ended */
     pthread_mutex_t lock; /* of comm: who enqueues, who asks, who ends */
+    bool copies;          /* copy engines gather what lies in `shared` */
+#ifdef NCCL_CTA_POLICY_ZERO
+    struct {
+        void *memory;
+        ncclWindow_t window;
+    } shared[SHARED];
+#endif
 } nccl;
 
 static vla_status load(vla_error *err)
@@ -55,6 +73,9 @@ static vla_status load(vla_error *err)
     if (handle && !(*(void **)&lib.name = dlsym(handle, #name)) && !lib.missing[0])                 \
         snprintf(lib.missing, sizeof lib.missing, "libnccl.so.2 has no function %s", #name);
         FUNCTIONS(FIND)
+#undef FIND
+#define FIND(name) *(void **)&lib.name = handle ? dlsym(handle, #name) : NULL;
+        COPY_FUNCTIONS(FIND)
 #undef FIND
         if (!lib.missing[0] && (lib.ncclGetVersion(&lib.version) != ncclSuccess || lib.version < OLDEST))
             snprintf(lib.missing, sizeof lib.missing, "libnccl.so.2 is of version %d.%d.%d, wanted 2.18.1 or later", lib.version / 10000,
@@ -242,7 +263,100 @@ static void nccl_close(void *state)
     vlai_free(s);
 }
 
-const vlai_transport vlai_nccl = {nccl_close, nccl_reduce_scatter, nccl_all_gather, nccl_all_reduce, nccl_poll, nccl_abort};
+/* ---- gathers by copy engines ---- */
+
+#ifdef NCCL_CTA_POLICY_ZERO
+/* NCCL takes copy engines for a gather whose bytes lie in a window over memory of its own kind on every rank, with that policy in the
+ * communicator's configuration; else it takes kernels, and says nothing. It does not use NVLink multicast for it where
+ * NCCL_NVLS_ENABLE=0. */
+static vla_status share(nccl *s, void *memory, size_t bytes, ncclWindow_t *window, vla_error *err)
+{
+    pthread_mutex_lock(&s->lock);
+    vla_status status = s->comm ? settle(s, lib.ncclCommWindowRegister(s->comm, memory, bytes, window, NCCL_WIN_COLL_SYMMETRIC), "memory for copy engines", err)
+                                : vlai_fail(err, VLA_E_NCCL, "memory for copy engines: the communicator has ended");
+    pthread_mutex_unlock(&s->lock);
+    return status;
+}
+
+/* The first gather makes what all of them need: before anything is captured. */
+static vla_status first_gather(nccl *s, void *memory, size_t bytes, vla_error *err)
+{
+    cudaStream_t stream = NULL;
+    const int64_t n = 256;
+    if (bytes < (size_t)n * sizeof(int32_t) * (size_t)s->world)
+        return VLA_OK;
+    cudaError_t code = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    vla_status status = code == cudaSuccess ? nccl_all_gather(s, memory, n, VLA_I32, stream, err) : cuda_failed(code, "the first gather by copy engines", err);
+    if (status == VLA_OK && (code = cudaStreamSynchronize(stream)) != cudaSuccess)
+        status = cuda_failed(code, "the first gather by copy engines", err);
+    if (stream)
+        cudaStreamDestroy(stream);
+    return status;
+}
+
+static vla_status nccl_alloc(void *state, size_t bytes, void **out, vla_error *err)
+{
+    nccl *s = state;
+    int i = 0;
+    while (i < SHARED && s->shared[i].memory)
+        i++;
+    if (!s->copies || i == SHARED || bytes == 0)
+        return VLA_OK;
+    ncclResult_t code = lib.ncclMemAlloc(out, bytes);
+    if (code != ncclSuccess) {
+        *out = NULL;
+        return vlai_fail_hint(err, VLA_E_DEVICE_NOMEM, "without NCCL_CTA_POLICY=2 memory is allocated as usual",
+                              "%zu bytes of device memory for gathers by copy engines: NCCL: %s", bytes, lib.ncclGetErrorString(code));
+    }
+    s->shared[i].memory = *out;
+    VLA_TRY(share(s, *out, bytes, &s->shared[i].window, err));
+    return first_gather(s, *out, bytes, err);
+}
+
+/* After a failure it is left to the end of the process. */
+static bool nccl_free(void *state, void *memory)
+{
+    nccl *s = state;
+    int i = 0;
+    while (i < SHARED && (!memory || s->shared[i].memory != memory))
+        i++;
+    if (i == SHARED)
+        return false;
+    pthread_mutex_lock(&s->lock);
+    if (s->comm && (!s->shared[i].window || lib.ncclCommWindowDeregister(s->comm, s->shared[i].window) == ncclSuccess))
+        lib.ncclMemFree(memory);
+    pthread_mutex_unlock(&s->lock);
+    s->shared[i].memory = NULL;
+    s->shared[i].window = NULL;
+    return true;
+}
+
+/* What rank 0 decides for all. */
+static bool wants_copies(void)
+{
+    const char *policy = getenv("NCCL_CTA_POLICY");
+    if (!policy || strcmp(policy, "2") != 0)
+        return false;
+    bool can = lib.version >= COPIES;
+#define FOUND(name) can = can && lib.name;
+    COPY_FUNCTIONS(FOUND)
+#undef FOUND
+    if (!can)
+        vlai_warn("NCCL_CTA_POLICY=2: NCCL %d.%d.%d has no gathers by copy engines, wanted 2.28 or later", lib.version / 10000, lib.version / 100 % 100,
+                  lib.version % 100);
+    return can;
+}
+#else
+#define nccl_alloc NULL
+#define nccl_free NULL
+
+static bool wants_copies(void)
+{
+    return false;
+}
+#endif
+
+const vlai_transport vlai_nccl = {nccl_close, nccl_reduce_scatter, nccl_all_gather, nccl_all_reduce, nccl_poll, nccl_abort, nccl_alloc, nccl_free};
 
 /* ---- opening ---- */
 
@@ -293,6 +407,10 @@ static vla_status meet(meeting *m)
     nccl *s = m->state;
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 1;
+#ifdef NCCL_CTA_POLICY_ZERO
+    if (s->copies)
+        config.CTAPolicy = NCCL_CTA_POLICY_ZERO;
+#endif
     cudaError_t code = cudaSetDevice(s->device);
     if (code != cudaSuccess)
         return cuda_failed(code, "choosing the GPU", &m->err);
@@ -391,9 +509,9 @@ static vla_status connect_all(nccl *s, const ncclUniqueId *id, vlai_group *group
     return status;
 }
 
-/* What rank 0 sets for the others: its NCCL's version and the name of the communicator. */
+/* What rank 0 sets for the others: its NCCL's version, whether copy engines gather, and the name of the communicator. */
 typedef struct invitation {
-    int32_t version;
+    int32_t version, copies;
     ncclUniqueId id;
 } invitation;
 
@@ -404,6 +522,7 @@ static vla_status invite(vlai_group *group, invitation *out, vla_error *err)
     snprintf(key, sizeof key, "nccl/%d", opened++);
     if (vlai_group_rank(group) == 0) {
         out->version = lib.version;
+        out->copies = wants_copies();
         ncclResult_t code = lib.ncclGetUniqueId(&out->id);
         if (code != ncclSuccess)
             return vlai_fail(err, VLA_E_NCCL, "ncclGetUniqueId: %s; %s", lib.ncclGetErrorString(code), lib.ncclGetLastError(NULL));
@@ -433,7 +552,7 @@ vla_status vlai_nccl_open(vlai_group *group, double limit, int device, void **st
     nccl *s = vlai_calloc(1, sizeof *s);
     if (!s)
         return vlai_nomem(err, sizeof *s);
-    *s = (nccl){.rank = vlai_group_rank(group), .world = vlai_group_world(group), .device = device, .limit = limit};
+    *s = (nccl){.rank = vlai_group_rank(group), .world = vlai_group_world(group), .device = device, .limit = limit, .copies = from.copies};
     pthread_mutex_init(&s->lock, NULL);
     VLA_TRY(connect_all(s, &from.id, group, err));
     *state = s;

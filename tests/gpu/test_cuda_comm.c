@@ -187,6 +187,71 @@ static int plans_body(vlai_group *group, void *context)
     return bad;
 }
 
+/* ---- gathers by copy engines ---- */
+
+static int gather_and_check(const rank *r, float *memory, float *host, int64_t n, void *graph, float salt)
+{
+    vlai_comm *comm = r->comm;
+    int world = vlai_comm_world(comm), own = vlai_comm_rank(comm);
+    for (int64_t i = 0; i < n * world; i++)
+        host[i] = i / n == own ? salt + (float)whole_number(own, i) : -1;
+    DEVICE(vlai_device_upload(memory, host, (size_t)(n * world) * sizeof *host, r->stream));
+    if (graph)
+        DEVICE(vlai_device_replay(graph, r->stream));
+    else if (vlai_comm_all_gather(comm, memory, n, VLA_F32, r->stream) != VLA_OK)
+        return SAY("all_gather is refused");
+    DEVICE(vlai_device_download(host, memory, (size_t)(n * world) * sizeof *host, r->stream));
+    DEVICE(vlai_device_synchronize(r->stream));
+    for (int64_t i = 0; i < n * world; i++)
+        if (host[i] != salt + (float)whole_number((int)(i / n), i))
+            return SAY("all_gather of %lld: element %lld is %g", (long long)n, (long long)i, (double)host[i]);
+    return 0;
+}
+
+/* Launched, and captured and replayed, in turns: what one leaves behind must not mislead the other. */
+static int copies_of(const rank *r, void *memory, int64_t n)
+{
+    vlai_comm *comm = r->comm;
+    float *host = malloc((size_t)(n * vlai_comm_world(comm)) * sizeof *host);
+    void *graph = NULL;
+    int bad = host == NULL || gather_and_check(r, memory, host, n, NULL, 1);
+    if (!bad) {
+        DEVICE(vlai_device_capture_begin(r->stream));
+        vla_status status = vlai_comm_all_gather(comm, memory, n, VLA_F32, r->stream);
+        DEVICE(vlai_device_capture_end(r->stream, &graph));
+        bad = status != VLA_OK && SAY("all_gather is refused in a capture");
+    }
+    for (int turn = 0; !bad && turn < 6; turn++)
+        bad = gather_and_check(r, memory, host, n, turn % 3 < 2 ? graph : NULL, (float)(2 + turn));
+    vlai_device_graph_destroy(graph);
+    free(host);
+    return bad;
+}
+
+static int copies_body(vlai_group *group, void *context)
+{
+    static const int64_t parts[] = {1, 3, 1000, 65537, 3145729};
+    vla_error err = VLA_ERROR_INIT;
+    void *memory = NULL;
+    rank r = {0};
+    (void)context;
+    setenv("NCCL_CTA_POLICY", "2", 1);
+    setenv("NCCL_NVLS_ENABLE", "0", 0);
+    int bad = open_rank(group, &r);
+    vlai_comm *comm = r.comm;
+    if (!bad && vlai_comm_memory_alloc(comm, BUCKET, &memory, &err) != VLA_OK)
+        bad = SAY("%s", err.message);
+    if (!bad && !memory)
+        fprintf(stderr, "no gathers by copy engines with this NCCL\n");
+    for (size_t p = 0; !bad && memory && p < sizeof parts / sizeof *parts; p++)
+        bad = copies_of(&r, memory, parts[p]);
+    if (!bad && memory && (vlai_comm_memory_free(comm, r.in) || !vlai_comm_memory_free(comm, memory)))
+        bad = SAY("memory is not told apart");
+    if (r.comm)
+        close_rank(&r);
+    return bad;
+}
+
 /* ---- bandwidth ---- */
 
 static vla_status one(const rank *r, int kind, int64_t n)
@@ -322,6 +387,7 @@ int main(int argc, char **argv)
     run("sums", world, sums_body, world);
     run("plans", world, plans_body, world);
     if (world > 1) {
+        run("gathers by copy engines", world, copies_body, world);
         run("bandwidth", world, bandwidth_body, world);
         run("a rank is killed", world, killed_body, world - 1);
     }
