@@ -221,8 +221,9 @@ static void *lazy_data(const vla_run *run, vla_value v)
     return l->results[l->shown][v];
 }
 
-static vla_status lazy_store_alloc(vla_executor *ex, size_t bytes, void **out, vla_error *err)
+static vla_status lazy_store_alloc(vla_executor *ex, size_t bytes, bool gathered, void **out, vla_error *err)
 {
+    (void)gathered;
     *out = NULL;
     if (ex->limit && ex->allocated + bytes > ex->limit)
         return vlai_fail(err, VLA_E_DEVICE_NOMEM, "parameters: %zu bytes are more than the limit of %zu", bytes, ex->limit);
