@@ -49,6 +49,13 @@ int64_t vlai_loader_slots(const vlai_loader_options *o)
     return o->batch * held + ahead;
 }
 
+vlai_loader_options vlai_loader_of(const vla_trainer_options *o)
+{
+    int64_t together = o->global_loss ? o->accumulation : 1, least = 2 * o->workers;
+    return (vlai_loader_options){.batch = o->batch, .workers = o->workers, .held = together * (o->ahead ? VLAI_FLIGHTS : 1),
+                                 .ahead = o->batch * together > least ? o->batch * together : least};
+}
+
 /* Place in the endless order of what is handed out as this number. */
 static int64_t index_of(const vlai_loader *l, int64_t number)
 {

@@ -24,6 +24,8 @@ VLA_BEGIN_DECLS
 
 typedef struct vlai_loader vlai_loader;
 
+enum { VLAI_FLIGHTS = 2 }; /* steps of a training that may be under way at once */
+
 typedef struct vlai_loader_options {
     int64_t batch;   /* samples per call of next */
     int64_t workers; /* 0: next reads in the calling thread */
@@ -42,6 +44,9 @@ vla_status vlai_loader_create(const vla_samples *samples, const vlai_loader_opti
 void vlai_loader_destroy(vlai_loader *loader);
 /* The next samples. `count` is below the batch only before `end`, and 0 there; an empty batch may be asked for again. `stall`: seconds that the call waited. */
 vla_status vlai_loader_next(vlai_loader *loader, void *const **slots, int64_t *count, double *stall, vla_error *err);
+/* batch, workers, held and ahead of a training's loader. With global_loss the samples of a whole step are there together, since
+ * each micro-batch weighs by what the others have. */
+vlai_loader_options vlai_loader_of(const vla_trainer_options *trainer);
 /* Slots that a loader of these options makes (for memory plans). */
 int64_t vlai_loader_slots(const vlai_loader_options *options);
 

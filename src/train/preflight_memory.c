@@ -317,8 +317,7 @@ static vla_status plan_run(look *l, prompts *p, slots *made, vlai_run_settings *
     int64_t count = validation > o->batch ? validation : o->batch;
     out->tokens_batch = batch_tokens(p, o->batch, &out->tokens_longest);
     VLA_TRY(fill_slots(p, &s->samples, count, (int64_t)ceil((double)out->tokens_batch * (double)count / (double)o->batch), made, err));
-    vlai_loader_options loader = {.batch = o->global_loss ? o->batch * o->accumulation : o->batch, .workers = o->workers,
-                                  .held = o->ahead ? 2 : 1};
+    vlai_loader_options loader = vlai_loader_of(o);
     int64_t workers = o->workers > 0 ? o->workers : 1;
     out->memory.loader = (size_t)vlai_loader_slots(&loader) * slot_bytes(made->items[0]) + (size_t)workers * worker;
     bool cpu = !l->executor;

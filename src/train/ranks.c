@@ -61,10 +61,6 @@ vla_status vlai_ranks_open(vla_trainer *t, vla_error *err)
     if (vlai_group_rank(t->group) != t->rank || vlai_group_world(t->group) != t->world)
         return vlai_fail(err, VLA_E_INVALID, "trainer: rank %d of %d, and its group says %d of %d", t->rank, t->world, vlai_group_rank(t->group),
                          vlai_group_world(t->group));
-    if (o->global_loss)
-        return vlai_fail_hint(err, VLA_E_UNSUPPORTED, "set it to micro_batch, or train on one rank",
-                              "hyperparams.loss_normalization: global with %d ranks: a rank would have to know how many terms the batches of the "
-                              "others have before its own backward pass begins", t->world);
     t->row_bytes = sizeof(row) + (size_t)o->accumulation * sizeof(vlai_micro);
     t->row_bytes = (t->row_bytes + 15) / 16 * 16;
     t->row = vlai_calloc(1, t->row_bytes);
@@ -207,6 +203,19 @@ vla_status vlai_ranks_agree_plan(vla_trainer *t, const vla_plan *plan, const vla
 }
 
 /* ---- a step ---- */
+
+/* Counts of terms: their sum is exact, in whatever order. */
+vla_status vlai_ranks_weigh(const vla_trainer *t, double *weights, double *total, vla_error *err)
+{
+    int64_t own = t->options.accumulation, n = own * t->world;
+    double *all = t->group ? weights + own : weights;
+    if (t->group)
+        VLA_TRY(vlai_group_gather_all(t->group, "the terms of a step", weights, (size_t)own * sizeof *weights, all, err));
+    *total = 0;
+    for (int64_t i = 0; i < n; i++)
+        *total += all[i];
+    return VLA_OK;
+}
 
 static const row *row_of(const vla_trainer *t, int rank)
 {

@@ -209,11 +209,17 @@ static void report_guilty_gradient(vla_trainer *t, vlai_flight *f, double norm)
 
 vla_status vlai_step_slots(vla_trainer *t, vla_error *err)
 {
-    if (t->ready)
-        return VLA_OK;
-    double stall = 0;
-    VLA_TRY(vlai_loader_next(t->loader, &t->slots, &t->slot_count, &stall, err));
-    t->stall += stall;
+    const vla_trainer_options *o = &t->options;
+    for (int64_t m = 0; !t->ready && m < (o->global_loss ? o->accumulation : 1); m++) {
+        double stall = 0;
+        int64_t count;
+        VLA_TRY(vlai_loader_next(t->loader, &t->slots, &count, &stall, err));
+        t->stall += stall;
+        if (!o->global_loss)
+            continue;
+        memcpy(t->step_slots + m * o->batch, t->slots, (size_t)o->batch * sizeof *t->slots);
+        t->slots = t->step_slots;
+    }
     t->ready = true;
     return VLA_OK;
 }
@@ -248,7 +254,7 @@ static bool is_under_way(const vla_trainer *t, const vla_run *run)
 
 static double weight_of(const vla_trainer *t, void *const *slots)
 {
-    return t->options.global_loss && t->model.weight ? t->model.weight(t->model.user, slots, t->options.batch) : 1;
+    return t->model.weight ? t->model.weight(t->model.user, slots, t->options.batch) : 1;
 }
 
 static void set_scalar(vla_tensor t, double value)
@@ -267,13 +273,14 @@ static vla_status prepare(vla_trainer *t, const vla_run *busy, vla_error *err)
     if (t->next.bucket)
         return VLA_OK;
     VLA_TRY(vlai_step_slots(t, err));
-    if (t->micro == 0 && o->global_loss) {
-        t->total_weight = 0;
+    if (o->global_loss && !t->weighed) {
         for (int64_t m = 0; m < o->accumulation; m++)
-            t->total_weight += weight_of(t, t->slots + m * o->batch);
+            t->weights[m] = weight_of(t, t->slots + m * o->batch);
+        VLA_TRY(vlai_ranks_weigh(t, t->weights, &t->total_weight, err));
+        t->weighed = true;
     }
     vlai_prepared n = {.slots = o->global_loss ? t->slots + t->micro * o->batch : t->slots, .count = o->batch};
-    n.weight = weight_of(t, n.slots);
+    n.weight = o->global_loss ? t->weights[t->micro] : 1;
     n.scale = o->global_loss && t->total_weight > 0 ? n.weight / t->total_weight : 1;
     VLA_TRY(vlai_step_bucket(t, n.slots, n.count, true, busy != NULL, &n.bucket, err));
     if (!n.bucket)
@@ -287,7 +294,7 @@ static vla_status prepare(vla_trainer *t, const vla_run *busy, vla_error *err)
     t->next = n;
     t->micro = (t->micro + 1) % o->accumulation;
     if (!o->global_loss || t->micro == 0)
-        t->ready = false;
+        t->ready = t->weighed = false;
     return VLA_OK;
 }
 

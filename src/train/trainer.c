@@ -268,14 +268,16 @@ static vla_status make_machinery(vla_trainer *t, vla_error *err)
     t->window_loss = vlai_calloc(window, sizeof(double));
     t->flight_slots = vlai_calloc(VLAI_FLIGHTS * (size_t)o->batch, sizeof *t->flight_slots);
     t->micro_room = vlai_calloc(VLAI_FLIGHTS * (size_t)o->accumulation, sizeof *t->micro_room);
-    if (!t->micro_room || !t->status || !t->shape || !t->guilty || !t->window_loss || !t->flight_slots)
+    t->step_slots = vlai_calloc((size_t)(o->batch * o->accumulation), sizeof *t->step_slots);
+    t->weights = vlai_calloc((size_t)(o->accumulation * (t->world + 1)), sizeof *t->weights);
+    if (!t->step_slots || !t->weights || !t->micro_room || !t->status || !t->shape || !t->guilty || !t->window_loss || !t->flight_slots)
         return vlai_nomem(err, params * sizeof *t->status);
     for (int i = 0; i < VLAI_FLIGHTS; i++)
         t->flights[i] = (vlai_flight){.slots = t->flight_slots + (size_t)i * (size_t)o->batch,
                                       .micro = t->micro_room + (size_t)i * (size_t)o->accumulation};
     VLA_TRY(make_metrics(t, err));
     vlai_plans_options p = {.plan = VLA_PLAN_OPTIONS_DEFAULT, .accumulation = o->accumulation, .world = t->world, .most = o->most_plans,
-                            .whole_step = o->whole_step, .scaled = o->global_loss && o->accumulation > 1, .adamw = o->adamw};
+                            .whole_step = o->whole_step, .scaled = o->global_loss && o->accumulation * t->world > 1, .adamw = o->adamw};
     p.plan.numerics = o->numerics;
     p.plan.recompute = o->recompute;
     p.plan.layout = o->layout;
@@ -291,10 +293,13 @@ static vla_status make_machinery(vla_trainer *t, vla_error *err)
     p.limit = o->memory_limit;
     p.adamw.groups = o->group_count;
     VLA_TRY(vlai_plans_create(&t->model, t->store, t->executor, &p, &t->plans, err));
-    vlai_loader_options l = {.batch = o->global_loss ? o->batch * o->accumulation : o->batch, .workers = o->workers, .end = -1,
-                             .first = t->progress.epoch * t->epoch_samples + t->progress.place,
-                             .epoch_samples = t->epoch_samples, .stream = VLA_SAMPLES_TRAIN, .held = o->ahead ? VLAI_FLIGHTS : 1,
-                             .stride = t->world, .offset = t->rank};
+    vlai_loader_options l = vlai_loader_of(o);
+    l.end = -1;
+    l.first = t->progress.epoch * t->epoch_samples + t->progress.place;
+    l.epoch_samples = t->epoch_samples;
+    l.stream = VLA_SAMPLES_TRAIN;
+    l.stride = t->world;
+    l.offset = t->rank;
     return vlai_loader_create(&t->samples, &l, &t->loader, err);
 }
 
@@ -372,6 +377,8 @@ void vla_trainer_destroy(vla_trainer *t)
     vlai_free(t->rows);
     vlai_free(t->micro_room);
     vlai_free(t->flight_slots);
+    vlai_free(t->step_slots);
+    vlai_free(t->weights);
     vlai_free(t->status);
     vlai_free(t->shape);
     vlai_free(t->guilty);

@@ -11,8 +11,6 @@
 #include "train/resume.h"
 #include "vla/trainer.h"
 
-enum { VLAI_FLIGHTS = 2 }; /* steps that may be under way at once */
-
 /* A micro-batch that stands in the inputs of its run, and has not been submitted. */
 typedef struct vlai_prepared {
     vlai_bucket *bucket; /* NULL: nothing is prepared */
@@ -92,10 +90,12 @@ struct vla_trainer {
     double *window_loss;   /* the last losses, for smooth_loss */
     int64_t window;
     /* of the steps in progress */
-    void *const *slots; /* read ahead by vla_trainer_prepare */
-    int64_t slot_count, micro; /* micro: next micro-batch of the step that is being made ready */
-    bool ready;
+    void *const *slots;  /* of the next micro-batch; with global_loss of the step, in step_slots */
+    void **step_slots;
+    int64_t micro;       /* next micro-batch of the step that is being made ready */
+    bool ready, weighed; /* slots are there; total_weight is known */
     double stall, total_weight;
+    double *weights;     /* per micro-batch of the step; behind those of this rank, those of all */
     vlai_prepared next;
     vlai_flight flights[VLAI_FLIGHTS]; /* oldest first */
     int flight_count;
@@ -122,7 +122,7 @@ vlai_progress vlai_step_cursor(const vla_trainer *t);
 vla_status vlai_step_begin(vla_trainer *t, vla_error *err);
 /* Waits for the oldest step under way, advances the progress, and fills `record` but for what trainer.c knows. */
 vla_status vlai_step_end(vla_trainer *t, vla_record *record, vla_error *err);
-/* The next samples, into t->slots; nothing when they are there already. */
+/* The next samples, into t->slots; nothing when they are there already. With global_loss those of a whole step. */
 vla_status vlai_step_slots(vla_trainer *t, vla_error *err);
 /* The plan of these samples. only_made: NULL when it has yet to be made. */
 vla_status vlai_step_bucket(vla_trainer *t, void *const *slots, int64_t count, bool training, bool only_made, vlai_bucket **out,
@@ -146,6 +146,8 @@ vla_status vlai_ranks_agree_settings(const vla_trainer *t, vla_error *err);
 vla_status vlai_ranks_agree_weights(const vla_trainer *t, vla_error *err);
 /* `stepped`: of the store's parameters. Once; later plans are compared with the first one where they are made. */
 vla_status vlai_ranks_agree_plan(vla_trainer *t, const vla_plan *plan, const vla_gradient_status *stepped, vla_error *err);
+/* What the losses of all ranks' micro-batches of the next step weigh together; weights: of this one's. All wait for each other. */
+vla_status vlai_ranks_weigh(const vla_trainer *t, double *weights, double *total, vla_error *err);
 /* Brings a step's results to rank 0, whose sums are then those of one rank that had all micro-batches; nobody else waits.
  * Learns of a step to end with. */
 vla_status vlai_ranks_step(vla_trainer *t, vlai_flight *f, vla_error *err);

@@ -29,7 +29,7 @@ enum { MOST = 4, STEPS = 16, SAMPLES = 103, VALIDATION = 23, CODE_LOST = 6, CODE
 
 typedef struct {
     char run[512], resume[512], compare[512], die[32];
-    int64_t accumulation, batch, zero, whole, overlap, ahead, numerics, steps, stop_at, save, nan, poison, seed, fail_write, term, bucket, keep, fail, bad, again, keys, slow, limit, plan;
+    int64_t accumulation, batch, zero, whole, overlap, ahead, numerics, steps, stop_at, save, nan, poison, seed, fail_write, term, bucket, keep, fail, bad, again, keys, slow, limit, plan, global;
 } spec;
 
 static spec wanted;
@@ -220,6 +220,7 @@ static vla_status train(vlai_group *group, int rank, int world, vla_error *err)
     o.world = world;
     o.batch = wanted.batch;
     o.accumulation = wanted.accumulation;
+    o.global_loss = (int)wanted.global;
     o.zero = (int)wanted.zero;
     o.whole_step = (int)wanted.whole;
     o.overlap = (int)wanted.overlap;
@@ -269,7 +270,8 @@ static void parse(int argc, char **argv)
                 {"stop_at", NULL, &wanted.stop_at}, {"save", NULL, &wanted.save}, {"nan", NULL, &wanted.nan}, {"poison", NULL, &wanted.poison},
                 {"seed", NULL, &wanted.seed}, {"fail_write", NULL, &wanted.fail_write}, {"term", NULL, &wanted.term}, {"bucket", NULL, &wanted.bucket},
                 {"keep", NULL, &wanted.keep}, {"fail", NULL, &wanted.fail}, {"bad", NULL, &wanted.bad}, {"again", NULL, &wanted.again},
-                {"keys", NULL, &wanted.keys}, {"slow", NULL, &wanted.slow}, {"limit", NULL, &wanted.limit}, {"plan", NULL, &wanted.plan}};
+                {"keys", NULL, &wanted.keys}, {"slow", NULL, &wanted.slow}, {"limit", NULL, &wanted.limit}, {"plan", NULL, &wanted.plan},
+                {"global", NULL, &wanted.global}};
     wanted = (spec){.accumulation = 1, .batch = 4, .zero = 1, .steps = STEPS, .bucket = 400};
     for (int i = 2; i < argc; i++) {
         char *value = strchr(argv[i], '=');
@@ -561,12 +563,15 @@ static void ranks_are_one(void **state)
     } ways[] = {{"plain", "zero=1", 4},          {"reduce", "zero=0", 4},
                 {"whole", "zero=1 whole=1", 4},  {"whole-reduce", "zero=0 whole=1", 4},
                 {"overlap", "zero=1 whole=1 overlap=1", 4}, {"ahead", "zero=1 whole=1 overlap=1 ahead=1", 4},
-                {"two", "zero=1 acc=2", 2},      {"two-overlap", "zero=1 acc=2 overlap=1", 2}, {"two-whole", "zero=1 whole=1 overlap=1 batch=8", 2}};
+                {"two", "zero=1 acc=2", 2},      {"two-overlap", "zero=1 acc=2 overlap=1", 2}, {"two-whole", "zero=1 whole=1 overlap=1 batch=8", 2},
+                {"terms", "global=1", 4},        {"terms-ahead", "global=1 whole=1 overlap=1 ahead=1", 4}, {"terms-two", "global=1 acc=2 ahead=1", 2}};
     run_with(1, 0, words("run=%s acc=4", at("one")), NULL, NULL);
     run_with(1, 0, words("run=%s acc=2 batch=8", at("one-of-8")), NULL, NULL);
+    run_with(1, 0, words("run=%s acc=4 global=1", at("one-of-terms")), NULL, NULL);
+    assert_true(worst_loss(at("one"), at("one-of-terms"), 0) > 1e-3); /* it is another loss */
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
         run_with(ways[i].world, 0, words("run=%s %s", at(ways[i].name), ways[i].how), NULL, NULL);
-        const char *one = strstr(ways[i].how, "batch=8") ? "one-of-8" : "one";
+        const char *one = strstr(ways[i].how, "batch=8") ? "one-of-8" : strstr(ways[i].how, "global=1") ? "one-of-terms" : "one";
         double loss = worst_loss(at(one), at(ways[i].name), 0), weight = worst_weight(newest(at(one)), newest(at(ways[i].name)));
         print_message("%s, %d ranks: losses differ by %.3g, weights by %.3g\n", ways[i].name, ways[i].world, loss, weight);
         assert_true(loss <= 1e-6);
