@@ -46,7 +46,7 @@ typedef enum way { PROGRAM, PLAIN, SYMMETRIC, COPY_ENGINES } way;
 
 typedef struct variant {
     const char *name;
-    bool searched;      /* algorithms by timing, as the program chooses them; else the library's first */
+    bool searched;      /* algorithms by timing, as the program chooses them, with `free` taken; else the library's first */
     int free;           /* multiprocessors that algorithms are to leave */
     way way;
     int blocks;         /* most of NCCL's; 0: its own choice */

@@ -63,6 +63,12 @@ int vlai_device_capture_end(void *stream, void **graph);
 int vlai_device_replay(void *graph, void *stream);
 void vlai_device_graph_destroy(void *graph);
 
+/* For measurements (kernels/hold.cu): all multiprocessors of the chosen device but `leave` are taken from whatever is launched now,
+ * until the end, or for 20 s. A kernel that was never launched before may have to wait until then. *hold goes to end in any case;
+ * NULL: nothing. */
+int vlai_device_hold_begin(int leave, void **hold);
+int vlai_device_hold_end(void *hold);
+
 int vlai_device_event_create(void **event); /* with time */
 int vlai_device_fence_create(void **event); /* an event without time: cheaper, for order alone */
 void vlai_device_event_destroy(void *event);

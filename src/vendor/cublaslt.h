@@ -17,7 +17,9 @@ typedef struct vlai_gemm_shape {
     int64_t m, n, k;
     int transpose_a, transpose_b, bias, residual, sums;
     vla_dtype operand, result, bias_type; /* bias_type: also of the sums */
-    int multiprocessors; /* that algorithms are chosen for, and that those with a fixed number of blocks keep to; 0: all of them */
+    /* 0: all of them. Else how many a product can count on: algorithms that fix their number of blocks keep to so many, and a search
+     * times all while the others are taken. */
+    int multiprocessors;
 } vlai_gemm_shape;
 
 /* An algorithm as the library's opaque bytes; choices are kept on disk and in checkpoints. */
