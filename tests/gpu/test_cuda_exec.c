@@ -8,6 +8,7 @@
  * algorithms: kept, adopted, and giving the same bits; and the limit on device memory. Prints "N passed, N failed". */
 #include "base/memory.h"
 #include "exec/executor.h"
+#include "exec/plan.h"
 #include "graph/graph.h"
 #include "kernels/device.h"
 #include "vla/memory.h"
@@ -172,7 +173,8 @@ typedef struct setup {
     vla_run *run;
 } setup;
 
-static setup open_setup(unsigned fast, const char *adopted)
+/* free: multiprocessors that every product leaves, as those do which run beside collectives. */
+static setup open_with(unsigned fast, const char *adopted, int free)
 {
     setup u = {0};
     vla_error err;
@@ -187,8 +189,15 @@ static setup open_setup(unsigned fast, const char *adopted)
     vla_graph *g = network();
     need(vla_graph_step(g, u.store, status, &adamw, &err), &err, "step");
     need(vla_plan_build(g, &o, &u.plan, &err), &err, "plan");
+    for (size_t n = 0; n < u.plan->graph->n_nodes; n++)
+        u.plan->graph->nodes[n].sms_free = (int8_t)(u.plan->graph->nodes[n].op == VLAI_OP_matmul ? free : 0);
     need(vla_run_create(u.ex, u.plan, u.store, &u.run, &err), &err, "run");
     return u;
+}
+
+static setup open_setup(unsigned fast, const char *adopted)
+{
+    return open_with(fast, adopted, 0);
 }
 
 static void close_setup(setup *u)
@@ -311,6 +320,53 @@ static void choices(void)
     free(again);
 }
 
+static bool near(const outcome *a, const outcome *b)
+{
+    bool all = true;
+    for (int s = 0; s < STEPS; s++) /* another order of sums, rounded to bf16 a few times */
+        all = all && a->loss[s] > b->loss[s] * (1 - 0x1p-6f) && a->loss[s] < b->loss[s] * (1 + 0x1p-6f);
+    return all;
+}
+
+/* Products that leave multiprocessors: their algorithms are kept apart, and compute the same. */
+static void fewer_multiprocessors(void)
+{
+    enum { FREE = 16 };
+    vla_error err;
+    char *text = NULL, *again = NULL, end[16];
+    vlai_device_info info;
+    void *hold = NULL;
+    setup u = open_setup(0, NULL);
+    outcome plain = steps(&u);
+    close_setup(&u);
+    u = open_with(VLA_FAST_ALL, NULL, FREE);
+    outcome first = steps(&u);
+    need(vla_executor_choices(u.ex, &text, &err), &err, "choices");
+    close_setup(&u);
+    check(vlai_device_describe(0, &info) == 0 && snprintf(end, sizeof end, " %d\n", info.multiprocessors - FREE) > 2, "the GPU is described");
+    size_t lines = 0, marked = 0;
+    for (const char *p = text; p && (p = strchr(p, '\n')); p++)
+        lines++;
+    for (const char *p = text; p && (p = strstr(p, end)); p++)
+        marked++;
+    check(lines > 0 && lines == marked, "choices say for how many multiprocessors they are");
+    check(near(&first, &plain), "fewer multiprocessors: losses of the plain way");
+    u = open_with(VLA_FAST_ALL, text, FREE);
+    outcome second = steps(&u);
+    need(vla_executor_choices(u.ex, &again, &err), &err, "choices");
+    check(same(&first, &second) && again && !strcmp(text, again), "fewer multiprocessors: adopted choices give the same bits");
+    check(vlai_device_hold_begin(info.multiprocessors - FREE, &hold) == 0, "multiprocessors are taken");
+    second = steps(&u);
+    check(vlai_device_hold_end(hold) == 0, "and given back");
+    close_setup(&u);
+    u = open_with(VLA_FAST_REPLAY, NULL, FREE);
+    first = steps(&u);
+    close_setup(&u);
+    check(near(&first, &plain), "fewer multiprocessors, first algorithms: losses of the plain way");
+    free(text);
+    free(again);
+}
+
 static void limit(void)
 {
     vla_error err;
@@ -346,6 +402,7 @@ int main(void)
     ways();
     nothing_but_work();
     choices();
+    fewer_multiprocessors();
     limit();
     misuse();
     printf("%d passed, %d failed\n", passed, failed);
