@@ -34,7 +34,7 @@ int command_unknown(const char *name, const char *argument, const char *const *k
     X(config, "list the keys of a training configuration, or check one") \
     X(convert, "rewrite a checkpoint fused or unfused") \
     X(predict, "open-loop evaluation of a checkpoint on held-out episodes") \
-    X(report, "one HTML page for a run") \
+    X(report, "one HTML page for a run; compare two") \
     X(preflight, "check everything that a training run will need") \
     X(init, "write a model with random weights") \
     X(synth, "write a synthetic LeRobot dataset") \

@@ -1,27 +1,44 @@
-/* vla report: one HTML page for a run. */
+/* vla report: one HTML page for a run, or whether two took the same steps. */
 #include "args.h"
 #include "command.h"
 
 #include "base/fail.h"
+#include "train/compare.h"
 #include "train/report.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 
 static const char help[] =
-    "Usage: vla report RUN [--out FILE]\n\n"
+    "Usage: vla report RUN [--out FILE]\n"
+    "       vla report RUN --against OTHER [--rtol X]\n\n"
     "Writes one self-contained HTML page about a run folder: loss, learning rate, gradient norm, throughput, time, memory, the\n"
     "results of `vla predict` and `vla bench`, checkpoints, configuration. It needs no network and no other file.\n\n"
-    "  --out FILE   where to write it (RUN/report.html)\n\n"
+    "  --out FILE        where to write it (RUN/report.html)\n"
+    "  --against OTHER   no page: says whether loss, gradient norm and skipped steps are those of another run folder or metrics file,\n"
+    "                    and the first step that differs; code 3 where one does\n"
+    "  --rtol X          relative difference that is allowed then (0.001); 0: none\n\n"
     "Examples:\n"
     "  vla report ckpt/demo\n"
-    "  vla predict ckpt/demo && vla report ckpt/demo --out demo.html\n";
+    "  vla predict ckpt/demo && vla report ckpt/demo --out demo.html\n"
+    "  vla report ckpt/first --against ckpt/second --rtol 0      # the same bits?\n";
+
+static int against(const char *run, const char *other, double rtol)
+{
+    vla_error err = VLA_ERROR_INIT;
+    vlai_comparison c;
+    if (vlai_compare_runs(run, other, rtol, &c, &err) != VLA_OK)
+        return command_fail("report", &err);
+    puts(c.text);
+    return c.same ? EXIT_DONE : EXIT_DATA;
+}
 
 int command_report(int argc, char **argv)
 {
-    const char *out = NULL;
-    const arg_row rows[] = {{"--out", ARG_TEXT, &out}};
-    args a = {.name = "report", .help = help, .rows = rows, .count = 1, .positionals = true};
+    const char *out = NULL, *other = NULL;
+    double rtol = 1e-3;
+    const arg_row rows[] = {{"--out", ARG_TEXT, &out}, {"--against", ARG_TEXT, &other}, {"--rtol", ARG_REAL, &rtol}};
+    args a = {.name = "report", .help = help, .rows = rows, .count = sizeof rows / sizeof *rows, .positionals = true};
     int code = args_parse(&a, argc, argv);
     if (code >= 0)
         return code;
@@ -30,6 +47,8 @@ int command_report(int argc, char **argv)
     if (a.positionals_given != 1)
         return vlai_fail_hint(&err, VLA_E_INVALID, "vla report RUN", "%zu run folders were named, wanted one", a.positionals_given),
                command_fail("report", &err);
+    if (other)
+        return against(a.positional[0], other, rtol);
     if (vlai_report_write(a.positional[0], out, &s, &err) != VLA_OK)
         return command_fail("report", &err);
     if (s.bad_lines)

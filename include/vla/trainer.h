@@ -114,7 +114,7 @@ typedef struct vla_record {
     int64_t step;    /* steps completed */
     int64_t steps;   /* of the whole run; 0 = not bounded by steps */
     int64_t epoch, epochs;
-    int64_t iteration, iterations; /* micro-batch of the epoch, from 0, and how many it has */
+    int64_t iteration, iterations; /* this rank's micro-batch of the epoch, from 0, and how many it has */
     int64_t samples; /* seen since step 0 */
     double loss, smooth_loss; /* mean of the step's micro-batches; the same over loss_smooth steps */
     int parts;

@@ -29,6 +29,7 @@ struct vlai_plans {
     size_t count, update_count;
     uint64_t clock;
     vla_plan_memory largest;
+    vlai_plans_use use;
     vla_recompute recompute; /* of the newest plan of a batch */
     bool told;
     /* Several ranks: what the first plan of a step says for all that follow. */
@@ -108,6 +109,10 @@ static void raise_memory(vlai_plans *p, const vla_plan *plan)
     for (size_t i = 0; i < sizeof m / sizeof *from; i++)
         if (from[i] > to[i])
             to[i] = from[i];
+    if (plan->memory.arena_bytes > p->use.arena) {
+        p->use.arena = plan->memory.arena_bytes;
+        p->use.live = plan->memory.peak_bytes;
+    }
 }
 
 static vla_status rebind(vlai_plans *p, const vla_plan *plan, vla_run **run, vla_error *err)
@@ -293,6 +298,7 @@ static vla_status fill_bucket(vlai_plans *p, vlai_bucket *b, const void *shape, 
         return vlai_nomem(err, p->model.shape_size + params * sizeof *b->status);
     memcpy(b->shape, shape, p->model.shape_size);
     VLA_TRY(p->options.automatic && training ? make_fitting_plan(p, b, err) : make_plan(p, b, p->options.plan.recompute, p->options.plan.keep, err));
+    p->use.made++;
     if (training)
         leave_room(p, b->plan);
     return bind(p, b->plan, &b->run, err);
@@ -413,6 +419,11 @@ vla_status vlai_plans_norms(vlai_plans *p, const int *group, int groups, double 
         norms[k] = *norm;
     }
     return VLA_OK;
+}
+
+vlai_plans_use vlai_plans_used(const vlai_plans *p)
+{
+    return p->use;
 }
 
 vla_plan_memory vlai_plans_memory(const vlai_plans *p)

@@ -57,6 +57,12 @@ vla_status vlai_plans_update(vlai_plans *plans, const vla_gradient_status *statu
 vla_status vlai_plans_gather(vlai_plans *plans, vla_error *err);
 /* Norms of the weights, whole on this rank: of the parameters of each group (see pass/pass.h). Waits until it is done. */
 vla_status vlai_plans_norms(vlai_plans *plans, const int *group, int groups, double *norms, vla_error *err);
+/* Plans of batches made so far, and of the largest the bytes of its arena and those of values that live at the same time. */
+typedef struct vlai_plans_use {
+    int64_t made;
+    size_t arena, live;
+} vlai_plans_use;
+vlai_plans_use vlai_plans_used(const vlai_plans *plans);
 /* The largest of each kind over the plans made so far. */
 vla_plan_memory vlai_plans_memory(const vlai_plans *plans);
 

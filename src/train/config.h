@@ -78,6 +78,7 @@ enum { VLAI_LOSS_MICRO_BATCH, VLAI_LOSS_GLOBAL };                            /* 
 enum { VLAI_OPTIMIZER_ADAMW };                                               /* hyperparams.optimizer.optimizer_type */
 enum { VLAI_SCHEDULER_COSINE, VLAI_SCHEDULER_CONSTANT };                     /* hyperparams.scheduler.scheduler_type */
 enum { VLAI_NUMERICS_AUTO, VLAI_NUMERICS_FP32, VLAI_NUMERICS_BF16, VLAI_NUMERICS_BF16_SR, VLAI_NUMERICS_BF16_PLAIN }; /* training.numerics */
+enum { VLAI_REDUCE_BF16, VLAI_REDUCE_FP32, VLAI_REDUCE_FP16 };                               /* distributed.fsdp_reduce_dtype */
 enum { VLAI_GRADIENTS_AUTO, VLAI_GRADIENTS_BF16, VLAI_GRADIENTS_FP32 };                 /* dist.gradient_dtype */
 enum { VLAI_RECOMPUTE_NONE, VLAI_RECOMPUTE_CHEAP, VLAI_RECOMPUTE_LAYER, VLAI_RECOMPUTE_AUTO }; /* memory.recompute */
 

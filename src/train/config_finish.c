@@ -262,6 +262,8 @@ vla_status vlai_config_finish(vlai_config *c, vla_error *err)
         else if (c->distributed.use_selective_recompute)
             c->memory.recompute = VLAI_RECOMPUTE_CHEAP;
     }
+    if (!is_set(c, "dist.gradient_dtype") && c->distributed.use_fsdp && c->distributed.fsdp_reduce_dtype == VLAI_REDUCE_FP32)
+        c->dist.gradient_dtype = VLAI_GRADIENTS_FP32;
     char where[WHERE_SIZE];
     if (c->logging.use_wandb && is_set(c, "logging.use_wandb"))
         VLA_TRY(vlai_config_notice(c, err, "%s: nothing is sent to wandb; metrics.jsonl and report.html are written",

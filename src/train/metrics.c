@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 enum { LINE = 32768, PATH = 4096 };
@@ -214,6 +215,12 @@ vla_status vlai_metrics_put(vlai_metrics *m, const vla_record *r, vla_error *err
     }
     put(m, "}\n");
     return vlai_append(r->kind == VLA_RECORD_STEP ? &m->steps : &m->validations, m->line, m->used, err);
+}
+
+uint64_t vlai_peak_resident_bytes(void)
+{
+    struct rusage usage;
+    return getrusage(RUSAGE_SELF, &usage) == 0 ? (uint64_t)usage.ru_maxrss * 1024 : 0;
 }
 
 uint64_t vlai_resident_bytes(void)

@@ -26,6 +26,8 @@ void vlai_metrics_close(vlai_metrics *metrics);
 
 /* Resident memory of this process in bytes; 0 where the system does not say. Allocates nothing. */
 uint64_t vlai_resident_bytes(void);
+/* The most that it was. */
+uint64_t vlai_peak_resident_bytes(void);
 
 VLA_END_DECLS
 

@@ -73,7 +73,7 @@
     X(PATH, config_path, NULL, 0, 0, WORKS, "architecture: a config.json, or a folder that holds one")                 \
     X(PATH, processor_path, NULL, 0, 0, WORKS, "folder with tokenizer.json and preprocessor_config.json")              \
     X(PATH, pretrained_path, NULL, 0, 0, WORKS, "folder with Qwen2.5-VL weights for expert 0 and the vision tower")    \
-    X(BOOL, attn_deterministic, true, 0, 0, WORKS, "attention backward in a fixed order of sums")                      \
+    X(BOOL, attn_deterministic, true, 0, 0, WORKS, "attention backward in a fixed order of sums; false: as perf.attn")  \
     X(REAL, ar_loss_weight, 1.0, 0, 1e6, WORKS, "weight of the cross entropy")                                         \
     X(REAL, flow_loss_weight, 1.0, 0, 1e6, WORKS, "weight of the flow loss")                                           \
     X(BOOL, use_ema, false, 0, 0, ONLY, "averaged weights are not kept here, nor by the reference that has the key")   \
@@ -194,7 +194,7 @@
       "full_shard|shard_grad_op|no_shard|hybrid_shard|_hybrid_shard_zero2; --zero decides what is sharded")            \
     X(INT, fsdp_hsdp_replicate_size, 0, 0, 1000000, QUIET, "belongs to hybrid_shard")                                  \
     X(BOOL, fsdp_cpu_offload, false, 0, 0, ONLY, "nothing is moved to host memory; memory.recompute saves memory")     \
-    X(CHOICE, fsdp_reduce_dtype, 0, 0, 0, QUIET, "bf16|fp32|fp16; dist.gradient_dtype says what gradients are reduced in") \
+    X(CHOICE, fsdp_reduce_dtype, 0, 0, 0, WORKS, "bf16|fp32|fp16; fp32 with use_fsdp: the same as dist.gradient_dtype: fp32, where that is not given") \
     X(BOOL, use_mixed_precision, true, 0, 0, ONLY, "training.numerics: fp32 trains without mixed precision")           \
     X(BOOL, bf16, true, 0, 0, ONLY, "fp16 is not written here; training.numerics chooses fp32 or bf16")                \
     X(BOOL, use_amp, false, 0, 0, ONLY, "autocast is PyTorch's; training.numerics chooses fp32 or bf16")               \
@@ -202,7 +202,7 @@
     X(BOOL, use_selective_recompute, false, 0, 0, WORKS, "the same as memory.recompute: cheap")                        \
     X(BOOL, find_unused_parameters, false, 0, 0, QUIET, "the plan knows which parameters get a gradient")              \
     X(BOOL, broadcast_buffers, true, 0, 0, QUIET, "there are no buffers to send")                                      \
-    X(INT, bucket_cap_mb, 25, 1, 1000000, QUIET, "WALLX_PERF_BUCKET or perf.bucket chooses; without WALLX_PERF_DDP 25")                              \
+    X(INT, bucket_cap_mb, 25, 1, 1000000, WORKS, "MB of a gradient bucket; with WALLX_PERF_DDP WALLX_PERF_BUCKET or perf.bucket says it") \
     X(TEXT, fsdp_backward_prefetch, "backward_pre", 0, 0, QUIET, "nothing reads it")                                   \
     X(BOOL, fsdp_use_orig_params, true, 0, 0, QUIET, "nothing reads it")                                               \
     X(BOOL, fsdp_limit_all_gathers, true, 0, 0, QUIET, "nothing reads it")                                             \
@@ -290,7 +290,7 @@
     X(BOOL, attn, false, 0, 0, WORKS, "WALLX_PERF_ATTN: cuDNN's attention where it is faster than own kernels")         \
     X(BOOL, alloc, false, 0, 0, WORKS, "WALLX_PERF_ALLOC: offsets planned by lifetime, cheap recompute")               \
     X(BOOL, ddp, false, 0, 0, WORKS, "WALLX_PERF_DDP: gradients reduced bucket by bucket while the backward runs")      \
-    X(INT, bucket, 100, 1, 1000000, WORKS, "WALLX_PERF_BUCKET: MB of such a bucket; without perf.ddp buckets have 25")  \
+    X(INT, bucket, 100, 1, 1000000, WORKS, "WALLX_PERF_BUCKET: MB of such a bucket; without perf.ddp distributed.bucket_cap_mb")  \
     X(BOOL, compile, false, 0, 0, WORKS, "WALLX_PERF_COMPILE: fused kernels and replay, decoder")                      \
     X(BOOL, compile_visual, false, 0, 0, WORKS, "WALLX_PERF_COMPILE_VISUAL: fused kernels, vision tower")              \
     X(INT, compile_recomp_limit, 64, 2, 1000000, WORKS, "WALLX_PERF_COMPILE_RECOMP_LIMIT: most plans kept")            \

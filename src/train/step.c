@@ -445,7 +445,7 @@ vla_status vlai_step_begin(vla_trainer *t, vla_error *err)
     vlai_micro *micro = f->micro;
     *f = (vlai_flight){.slots = slots, .micro = micro, .finite = true, .step = at.step + 1, .first = at.epoch * t->epoch_samples + at.place,
                        .record = {.kind = VLA_RECORD_STEP, .epoch = at.epoch,
-                                  .iteration = at.place / t->options.batch + t->options.accumulation * t->world - 1}};
+                                  .iteration = at.place / (t->options.batch * t->world) + t->options.accumulation - 1}};
     vlai_ranks_progress(t, "step");
     VLA_TRY(t->options.whole_step ? begin_whole(t, f, &at, err) : run_parts(t, f, err));
     f->stall = t->stall;

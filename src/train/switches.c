@@ -85,7 +85,7 @@ void vlai_switches_read(const vlai_config *config, vlai_switches *out)
 {
     const char *backend = getenv("ATTENTION_BACKEND");
     *out = (vlai_switches){
-        .attention = is_on(config, "WALLX_PERF_ATTN") || (backend && !strcmp(backend, "sdpa")),
+        .attention = is_on(config, "WALLX_PERF_ATTN") || (backend && !strcmp(backend, "sdpa")) || (config && !config->model.attn_deterministic),
         .alloc = is_on(config, "WALLX_PERF_ALLOC"),
         .ddp = is_on(config, "WALLX_PERF_DDP"),
         .compile = is_on(config, "WALLX_PERF_COMPILE"),
@@ -94,7 +94,8 @@ void vlai_switches_read(const vlai_config *config, vlai_switches *out)
         .log = vlai_switch_is_on("WALLX_PERF_LOG") || (config && config->perf.log && !getenv("WALLX_PERF_LOG")),
         .most_plans = vlai_switch_number("WALLX_PERF_COMPILE_RECOMP_LIMIT", config ? config->perf.compile_recomp_limit : 64),
     };
-    out->bucket_mb = out->ddp ? vlai_switch_number("WALLX_PERF_BUCKET", config ? config->perf.bucket : 100) : 25;
+    out->bucket_mb = out->ddp ? vlai_switch_number("WALLX_PERF_BUCKET", config ? config->perf.bucket : 100)
+                              : config ? config->distributed.bucket_cap_mb : 25;
     out->fused_optimizer = out->compile || is_on(config, "OPTIMIZER_FUSED");
 }
 
@@ -116,6 +117,8 @@ void vlai_switches_describe(const vlai_config *config, const char *device, int w
         const char *effect = strcmp(device, "cpu") ? switches[i].gpu : switches[i].cpu, *value = getenv(switches[i].name);
         if (world < 2 && (switches[i].key == KEY(ddp) || switches[i].key == KEY(bucket)))
             effect = "no effect on one rank: there is nothing to reduce";
+        else if (!now.ddp && switches[i].key == KEY(bucket))
+            effect = "no effect without WALLX_PERF_DDP: distributed.bucket_cap_mb counts";
         if (vlai_switch_is_on(switches[i].name))
             vlai_text_printf(out, "[WALLX_PERF] %s=%s: %s\n", switches[i].name, value, effect);
         else if (!(value && *value) && key_of(config, i))

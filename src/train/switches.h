@@ -13,7 +13,7 @@
 VLA_BEGIN_DECLS
 
 typedef struct vlai_switches {
-    bool attention;       /* WALLX_PERF_ATTN, ATTENTION_BACKEND=sdpa: cuDNN where it is faster than own kernels */
+    bool attention;       /* WALLX_PERF_ATTN, ATTENTION_BACKEND=sdpa, model.attn_deterministic: false: cuDNN where it is faster than own kernels */
     bool alloc;           /* WALLX_PERF_ALLOC: offsets by lifetime, cheap recompute */
     bool ddp;             /* WALLX_PERF_DDP: gradients reduced while the backward runs */
     bool compile;         /* WALLX_PERF_COMPILE: fusion of the decoder, replay, grouped optimizer */
@@ -21,7 +21,7 @@ typedef struct vlai_switches {
     bool fused_optimizer; /* OPTIMIZER_FUSED, or WALLX_PERF_COMPILE */
     bool no_barrier;      /* WALLX_PERF_NO_TIMER_BARRIER: the host runs ahead of the device */
     bool log;             /* WALLX_PERF_LOG */
-    int64_t bucket_mb;    /* WALLX_PERF_BUCKET with ddp, 25 without */
+    int64_t bucket_mb;    /* WALLX_PERF_BUCKET with ddp, distributed.bucket_cap_mb without */
     int64_t most_plans;   /* WALLX_PERF_COMPILE_RECOMP_LIMIT */
 } vlai_switches;
 

@@ -442,7 +442,7 @@ static void fill_record(vla_trainer *t, vla_record *r)
     double now = vlai_now();
     r->steps = total_steps(t);
     r->epochs = o->epochs;
-    r->iterations = t->epoch_samples / o->batch;
+    r->iterations = t->epoch_samples / (o->batch * t->world);
     r->rate = vlai_schedule_rate(&t->schedule, t->progress.step - 1, o->groups[0].rate);
     r->next_rate = vlai_schedule_rate(&t->schedule, t->progress.step, o->groups[0].rate);
     const char *name = t->rate_names;
@@ -769,6 +769,17 @@ static vla_status step_on(vla_trainer *t, vla_error *err)
     return end_step(t, &r, err);
 }
 
+/* What the run has held, at its end. */
+static void say_memory(const vla_trainer *t)
+{
+    vlai_plans_use use = vlai_plans_used(t->plans);
+    char device[48] = "";
+    if (t->on_device)
+        snprintf(device, sizeof device, " and %.3f GB of the device", 1e-9 * (double)vla_executor_held(t->executor));
+    vlai_info("memory: %.3f GB of the host at the peak%s; arena of %.3f GB reserved, %.3f GB of it in use at once; %lld plan%s made", 1e-9 * (double)vlai_peak_resident_bytes(),
+              device, 1e-9 * (double)use.arena, 1e-9 * (double)use.live, (long long)use.made, use.made == 1 ? "" : "s");
+}
+
 static vla_status run_steps(vla_trainer *t, vla_error *err)
 {
     const vla_trainer_options *o = &t->options;
@@ -790,6 +801,7 @@ static vla_status run_steps(vla_trainer *t, vla_error *err)
         VLA_TRY(validate_if_due(t, err));
     }
     VLA_TRY(save(t, true, err));
+    say_memory(t);
     if (vlai_ranks_stopped(t, &t->progress) && !is_over(t, &t->progress))
         return vlai_fail(err, VLA_E_CANCELLED, "stopped on request after step %lld of %lld; the state is saved in %s",
                          (long long)t->progress.step, (long long)total_steps(t), o->run);

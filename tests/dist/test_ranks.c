@@ -33,7 +33,7 @@ typedef struct {
 } spec;
 
 static spec wanted;
-static int my_rank;
+static int my_rank, my_world;
 static volatile sig_atomic_t asked_to_end;
 
 static void on_term(int number)
@@ -74,6 +74,9 @@ static void on_record(void *user, const vla_record *r)
     (void)user;
     if (r->kind != VLA_RECORD_STEP)
         return;
+    int64_t steps = SAMPLES / (wanted.batch * wanted.accumulation * my_world); /* of an epoch; micro-batches are counted rank by rank */
+    if (!*wanted.resume && (r->iterations != steps * wanted.accumulation || r->iteration != ((r->step - 1) % steps + 1) * wanted.accumulation - 1))
+        _exit(124);
     if (wanted.term && r->step == wanted.term)
         raise(SIGTERM);
     if (wanted.fail_write && r->step == 3)
@@ -306,6 +309,7 @@ static int be_a_rank(int argc, char **argv)
         status = vlai_group_join(&ranks, &o, &group, &err);
     if (status == VLA_OK) {
         my_rank = ranks.rank;
+        my_world = ranks.world;
         if (*wanted.die) { /* "die=2/step:7": of rank 2 alone */
             char *slash = strchr(wanted.die, '/');
             if (atoi(wanted.die) == my_rank)

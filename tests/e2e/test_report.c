@@ -5,6 +5,7 @@
 #include "base/memory.h"
 #include "base/text.h"
 #include "format/image.h"
+#include "train/compare.h"
 #include "train/report.h"
 
 #include <ctype.h>
@@ -212,6 +213,43 @@ static void says_what_is_wrong(void **state)
     assert_true(vlai_is_file(at("page.html")));
 }
 
+static int against(const char *first, const char *second, double rtol, vlai_comparison *c)
+{
+    put("first.jsonl", first);
+    put("second.jsonl", second);
+    return (int)vlai_compare_runs(at("first.jsonl"), at("second.jsonl"), rtol, c, &err);
+}
+
+/* Two runs side by side: equal, within a tolerance, the first step that is not, values that are not finite, steps of one alone. */
+static void two_runs(void **state)
+{
+    (void)state;
+    vlai_comparison c;
+    static const char run[] = "{\"step\": 1, \"loss\": 2, \"grad_norm\": 4, \"skipped\": 0}\n{\"step\": 2, \"loss\": null, \"grad_norm\": null, \"skipped\": 1}\n"
+                              "{\"step\": 3, \"loss\": 1, \"grad_norm\": 0, \"skipped\": 0}\n";
+    assert_int_equal(against(run, run, 0, &c), VLA_OK);
+    assert_true(c.same && c.steps == 3 && c.worst == 0);
+    assert_string_equal(c.text, "PASS: 3 steps, loss and grad_norm within 0 (at most 0 apart)");
+    /* 2.5 and 2 are 0.25 of the first apart; the second file is longer, and its last line was cut */
+    static const char other[] = "{\"step\": 1, \"loss\": 2.5, \"grad_norm\": 4, \"skipped\": 0}\n{\"step\": 2, \"loss\": null, \"grad_norm\": null, \"skipped\": 1}\n"
+                                "{\"step\": 3, \"loss\": 1, \"grad_norm\": 0, \"skipped\": 0}\n{\"step\": 4, \"loss\": 1}\n{\"step\": 5, \"lo";
+    assert_int_equal(against(run, other, 0.2, &c), VLA_OK);
+    assert_true(!c.same && c.first == 1 && c.worst == 0.25 && c.alone[0] == 0 && c.alone[1] == 1);
+    assert_string_equal(c.text, "FAIL: step 1: loss 2 and 2.5, 0.25 apart, where 0.2 is allowed; the first of 3 steps that differs; 1 steps of the second are not compared");
+    assert_int_equal(against(run, other, 0.25, &c), VLA_OK);
+    assert_true(c.same);
+    /* what one run skipped and the other did not differs at any tolerance; so does a norm that was 0 */
+    assert_int_equal(against(run, "{\"step\": 2, \"loss\": 3, \"grad_norm\": 1, \"skipped\": 0}\n", 1e9, &c), VLA_OK);
+    assert_true(!c.same && c.first == 2 && c.steps == 1 && c.alone[0] == 2);
+    assert_int_equal(against(run, "{\"step\": 3, \"loss\": 1, \"grad_norm\": 1, \"skipped\": 0}\n", 1e9, &c), VLA_OK);
+    assert_true(!c.same && c.first == 3);
+    assert_int_equal(against(run, "{\"step\": 9, \"loss\": 1}\n", 0, &c), VLA_E_INVALID);
+    assert_non_null(strstr(err.message, "no step in common: 3 and 1"));
+    assert_int_equal(against(run, "nothing\n{\"step\": 1}\n", 0, &c), VLA_E_FORMAT);
+    assert_non_null(strstr(err.message, "second.jsonl:1: no record"));
+    assert_int_equal((int)vlai_compare_runs(at("first.jsonl"), at("nowhere"), 0, &c, &err), VLA_E_NOT_FOUND);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -219,6 +257,7 @@ int main(void)
         cmocka_unit_test(a_page_of_groups),
         cmocka_unit_test(a_page_of_little),
         cmocka_unit_test(a_page_of_measurements),
+        cmocka_unit_test(two_runs),
         cmocka_unit_test(says_what_is_wrong),
     };
     return cmocka_run_group_tests_name("report", tests, make_root, drop_root);

@@ -34,6 +34,7 @@ static void one_line_per_switch(void **state)
     assert_int_equal(count_lines("start: "), 0);
     assert_int_equal(tiny_run(eight, "train --config tiny.yml --checkpoint.save_path=eight --stop-at 8"), 0);
     assert_int_equal(count_lines("[WALLX_PERF] "), 8);
+    assert_int_equal(count_lines(" GB of the host at the peak; arena of 0."), 1);
     for (const char *p = eight; *p; p += strcspn(p, " "), p += *p == ' ') {
         char line[128];
         snprintf(line, sizeof line, "[WALLX_PERF] %.*s: ", (int)strcspn(p, " "), p);

@@ -256,6 +256,38 @@ static void launch_starts_one_cpu_rank(void **state)
 }
 
 /* The launchers of the root, on the tiny run. */
+/* A launcher's lines without comments and switches. */
+static char *bare_launcher(const char *kind)
+{
+    vla_error err = VLA_ERROR_INIT;
+    char path[1024], *text, *to;
+    size_t size;
+    snprintf(path, sizeof path, "%s/run_wallx_%s.sh", VLA_TEST_ROOT, kind);
+    assert_ok(vlai_read_file(path, 0, &text, &size, &err), err);
+    to = text;
+    for (char *line = text, *end; (end = strchr(line, '\n')); line = end + 1) {
+        *end = 0;
+        if (*line == '#' || strstr(line, "WALLX_PERF"))
+            continue;
+        size_t n = (size_t)(end - line);
+        memmove(to, line, n);
+        to += n;
+        *to++ = '\n';
+    }
+    *to = 0;
+    return text;
+}
+
+static void launchers_differ_by_switches(void **state)
+{
+    (void)state;
+    char *a = bare_launcher("optimized"), *b = bare_launcher("baseline");
+    assert_string_equal(a, b);
+    assert_non_null(strstr(a, "exec \"$program\" launch"));
+    vlai_free(a);
+    vlai_free(b);
+}
+
 static void launchers_run(void **state)
 {
     (void)state;
@@ -329,6 +361,7 @@ int main(void)
         cmocka_unit_test(a_run_and_its_folder), cmocka_unit_test(resume_is_exact), cmocka_unit_test(other_ways_to_the_same_bits),
         cmocka_unit_test(variants_train),       cmocka_unit_test(frozen_weights_stay), cmocka_unit_test(a_signal_saves),
         cmocka_unit_test(errors_and_their_codes), cmocka_unit_test(launch_starts_one_cpu_rank), cmocka_unit_test(launchers_run),
+        cmocka_unit_test(launchers_differ_by_switches),
         cmocka_unit_test(vocabulary_of_the_weights), cmocka_unit_test(inspection),
     };
     return cmocka_run_group_tests(tests, tiny_make, tiny_drop);

@@ -7,8 +7,10 @@
 #include "base/io.h"
 #include "base/memory.h"
 #include "train/config.h"
+#include "train/switches.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <unistd.h>
 
 static vlai_config *parse(const char *text, const char *const *overrides, size_t count)
@@ -90,6 +92,51 @@ static void refused_line(const char *text, vla_status status, const char *part, 
     assert_null(config);
     if (hint && !strstr(err.hint, hint))
         fail_msg("hint '%s' lacks '%s'", err.hint, hint);
+}
+
+/* Keys of the reference that say the same as ours. */
+static void keys_of_the_reference_act(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *overrides[3];
+        int attention, bucket, gradients;
+    } rows[] = {{{NULL}, 0, 25, VLAI_GRADIENTS_AUTO},
+                {{"model.attn_deterministic=false"}, 1, 25, VLAI_GRADIENTS_AUTO},
+                {{"distributed.bucket_cap_mb=50"}, 0, 50, VLAI_GRADIENTS_AUTO},
+                {{"distributed.bucket_cap_mb=50", "perf.ddp=true"}, 0, 100, VLAI_GRADIENTS_AUTO},
+                {{"distributed.bucket_cap_mb=50", "perf.ddp=true", "perf.bucket=7"}, 0, 7, VLAI_GRADIENTS_AUTO},
+                {{"distributed.fsdp_reduce_dtype=fp32"}, 0, 25, VLAI_GRADIENTS_AUTO}, /* it belongs to use_fsdp */
+                {{"distributed.fsdp_reduce_dtype=fp32", "distributed.use_fsdp=true"}, 0, 25, VLAI_GRADIENTS_FP32},
+                {{"distributed.fsdp_reduce_dtype=fp32", "distributed.use_fsdp=true", "dist.gradient_dtype=bf16"}, 0, 25, VLAI_GRADIENTS_BF16}};
+    static const char *const variables[] = {"WALLX_PERF_ATTN", "ATTENTION_BACKEND", "WALLX_PERF_DDP", "WALLX_PERF_BUCKET"};
+    for (int i = 0; i < 4; i++)
+        unsetenv(variables[i]);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        size_t n = 0;
+        vlai_switches s;
+        while (n < 3 && rows[i].overrides[n])
+            n++;
+        vlai_config *c = parse("model_type: qwen2_5\n", rows[i].overrides, n);
+        vlai_switches_read(c, &s);
+        assert_int_equal(s.attention, rows[i].attention);
+        assert_int_equal(s.bucket_mb, rows[i].bucket);
+        assert_int_equal(c->dist.gradient_dtype, rows[i].gradients);
+        vlai_config_destroy(c);
+    }
+    /* a switch that needs another one says so */
+    setenv("WALLX_PERF_LOG", "1", 1);
+    setenv("WALLX_PERF_BUCKET", "50", 1);
+    for (int ddp = 0; ddp < 2; ddp++) {
+        vlai_text text = {0};
+        setenv("WALLX_PERF_DDP", ddp ? "1" : "0", 1);
+        vlai_switches_describe(NULL, "cuda", 2, &text);
+        assert_non_null(strstr(text.data, ddp ? "[WALLX_PERF] WALLX_PERF_BUCKET=50: MB of a gradient bucket" : "[WALLX_PERF] WALLX_PERF_BUCKET=50: no effect without WALLX_PERF_DDP"));
+        vlai_text_fini(&text);
+    }
+    for (int i = 0; i < 4; i++)
+        unsetenv(variables[i]);
+    unsetenv("WALLX_PERF_LOG");
 }
 
 static void errors_name_file_line_and_key(void **state)
@@ -478,6 +525,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(shipped_libero),
         cmocka_unit_test(defaults),
+        cmocka_unit_test(keys_of_the_reference_act),
         cmocka_unit_test(errors_name_file_line_and_key),
         cmocka_unit_test(yaml_forms),
         cmocka_unit_test(two_places_and_old_places),
