@@ -32,7 +32,7 @@ typedef struct {
 static void print_text(const vlai_parity_case *c, bool pass)
 {
     printf("%s %s\n", c->skipped ? "SKIP" : pass ? "PASS" : "FAIL", c->name);
-    if (c->skipped)
+    if (c->note[0])
         printf("    %s\n", c->note);
     for (int i = 0; i < c->count; i++) {
         const vlai_parity_quantity *q = &c->quantities[i];
@@ -58,6 +58,8 @@ static void print_json(const vlai_parity_case *c, bool pass, const char *error)
     json_t *object = json_pack("{s:s, s:b, s:o}", "case", c->name, "pass", pass, "quantities", quantities);
     if (c->skipped)
         json_object_set_new(object, "skipped", json_string(c->note));
+    else if (c->note[0])
+        json_object_set_new(object, "note", json_string(c->note));
     if (error)
         json_object_set_new(object, "error", json_string(error));
     json_dumpf(object, stdout, JSON_COMPACT);

@@ -135,6 +135,10 @@ vla_status vlai_parity_run(const char *dir, vlai_parity_case *c, vla_error *err)
     snprintf(c->name, sizeof c->name, "%s", name);
     VLA_TRY(vlai_json_string(c->meta, "kind", "", "case.json", &kind, err));
     VLA_TRY(vlai_json_string(c->meta, strcmp(kind, "model") ? "stage" : "component", "", "case.json", &stage, err));
+    const char *policy;
+    VLA_TRY(vlai_json_string(c->meta, "policy", "wallx", "case.json", &policy, err));
+    if (!strcmp(kind, "model") && strcmp(policy, "wallx"))
+        return vlai_fail(err, VLA_E_UNSUPPORTED, "%s: case.json: policy is '%s', wanted wallx", c->dir, policy);
     for (size_t i = 0; i < sizeof stages / sizeof *stages; i++)
         if (!strcmp(stages[i].name, stage))
             return vlai_prefix(err, stages[i].run(c, err), "%s", c->name);

@@ -53,8 +53,8 @@ typedef struct vlai_parity_case {
     bool fuse;         /* model cases: plans with fused operations and cheap recompute */
     vlai_parity_quantity quantities[64];
     int count;
-    bool skipped;      /* the stage does not apply on this device; `note` says why */
-    char note[256];
+    bool skipped;      /* the case does not apply to this run; `note` says why */
+    char note[256];    /* may also say what of a case that ran was not looked at */
 } vlai_parity_case;
 
 /* Records one comparison: folded into the quantity of that name. NaN errors fail. */

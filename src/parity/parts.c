@@ -2,6 +2,7 @@
 #include "base/bf16.h"
 #include "base/fail.h"
 #include "base/json.h"
+#include "model/wallx_layout.h"
 #include "model/wallx_mask.h"
 #include "optim/settings.h"
 #include "graph/graph.h"
@@ -41,8 +42,8 @@ static vla_status compare_windows(vlai_parity_case *c, const vlai_parity_model *
     const vlai_tensor_view *view;
     VLA_TRY(vlai_parity_floats(arena, m->outputs, "act.window_index", &want, &view, err));
     const int32_t *window = vla_run_data(run, "vision.window"), *rows = vla_run_data(run, "vision.rows.window"), *pos = vla_run_data(run, "vision.pos");
-    double worst = 0;
-    for (int64_t i = 0; want && i < view->elements; i++)
+    double worst = want && view->elements == vla_run_tensor(run, "vision.window").elements ? 0 : INFINITY;
+    for (int64_t i = 0; worst < INFINITY && i < view->elements; i++)
         worst = fmax(worst, fabs(want[i] - (double)window[i]));
     if (want)
         vlai_parity_report(c, "windows", "act.window_index", worst, 0);
@@ -57,9 +58,9 @@ static vla_status compare_windows(vlai_parity_case *c, const vlai_parity_model *
     if (!want)
         return VLA_OK;
     /* Angles in picture order; ours stand in window order. */
-    int64_t width = view->shape[1], half = width / 2, group = m->config.vision.spatial_merge_size * m->config.vision.spatial_merge_size;
-    worst = 0;
-    for (int64_t p = 0; p < patches; p++) {
+    int64_t half = m->config.vision.head_dim / 4, width = 2 * half, group = m->config.vision.spatial_merge_size * m->config.vision.spatial_merge_size;
+    worst = view->elements == patches * width ? 0 : INFINITY;
+    for (int64_t p = 0; worst < INFINITY && p < patches; p++) {
         int64_t source = (int64_t)window[p / group] * group + p % group;
         for (int64_t j = 0; j < width; j++) {
             double angle = pos[(j >= half) * patches + p] * pow(m->config.vision.theta, -(double)(j % half) / (double)half);
@@ -70,6 +71,40 @@ static vla_status compare_windows(vlai_parity_case *c, const vlai_parity_model *
     return VLA_OK;
 }
 
+/* A store of the tower's tensors, filled from the case's weights in whatever spelling; the file may hold the others too. */
+static vla_status tower_store(vlai_parity_model *m, vlai_arena *arena, vla_error *err)
+{
+    vlai_wallx_weight *weights = NULL;
+    vlai_wallx_layout *layout = NULL;
+    size_t all, count = 0;
+    vla_status status;
+    VLA_TRY_GOTO(vlai_wallx_weights(&m->config, &weights, &all, err), done);
+    for (size_t i = 0; i < all; i++)
+        if (!strncmp(weights[i].name, "visual.", 7))
+            weights[count++] = weights[i];
+    VLA_TRY_GOTO(vlai_wallx_layout_open(m->weights, weights, count, &layout, err), done);
+    if (layout->report.missing.count || layout->report.reshaped.count)
+        VLA_TRY_GOTO(vlai_wallx_layout_require(layout, err), done);
+    VLA_TRY_GOTO(vla_store_create(&m->store, err), done);
+    for (size_t i = 0; i < count; i++) {
+        VLA_TRY_GOTO(vla_store_add(m->store, weights[i].name, VLA_COMPUTE, weights[i].rank, weights[i].shape, 0, err), done);
+        VLA_TRY_GOTO(vlai_wallx_pad(&m->config, m->store, weights[i].name, weights[i].rank, weights[i].shape, err), done);
+    }
+    VLA_TRY_GOTO(vla_store_allocate(m->store, m->numerics, VLA_STORE_TRAIN, err), done);
+    for (size_t i = 0; i < count; i++) {
+        float *w = vlai_arena_alloc(arena, (size_t)weights[i].elements * sizeof *w + 1);
+        status = w ? vlai_wallx_layout_read(layout, i, 0, weights[i].elements, w, err) : vlai_nomem(err, (size_t)weights[i].elements * sizeof *w);
+        if (status != VLA_OK)
+            goto done;
+        vla_store_set_float(m->store, i, 0, weights[i].elements, w);
+    }
+    status = vla_store_attach(m->store, m->executor, err);
+done:
+    vlai_wallx_layout_close(layout);
+    vlai_free(weights);
+    return status;
+}
+
 vla_status vlai_parity_vision(vlai_parity_case *c, vla_error *err)
 {
     vlai_parity_model m;
@@ -77,44 +112,32 @@ vla_status vlai_parity_vision(vlai_parity_case *c, vla_error *err)
     vla_graph *g = NULL;
     vla_plan *plan = NULL;
     vla_run *run = NULL;
+    vlai_safetensors *grads = NULL;
     const vlai_tensor_view *view;
     vla_gradient_status *gradients = NULL;
     vlai_wallx_shape shape;
     vlai_wallx_batch batch = {0};
-    float *grid, *values, *d_out;
-    vla_status status;
+    float *d_out;
+    vla_status status = VLA_OK;
     VLA_TRY_GOTO(vlai_parity_model_open(c, false, false, &m, err), done);
-    VLA_TRY_GOTO(vlai_parity_open(c, "model.safetensors", &m.weights, err), done);
-    VLA_TRY_GOTO(vlai_parity_floats(&arena, m.inputs, "image_grid_thw", &grid, &view, err), done);
-    if (!grid) {
+    if (vlai_parity_no_bf16(c, &m))
+        goto done;
+    VLA_TRY_GOTO(vlai_parity_weights(c, &m.weights, err), done);
+    batch.pixel_values = vlai_parity_pixels(&m, &arena, "", &batch.images, &batch.grid, &status, err);
+    if (status == VLA_OK && !batch.images)
         status = vlai_fail(err, VLA_E_NOT_FOUND, "inputs.safetensors: no image_grid_thw");
+    if (status != VLA_OK)
+        goto done;
+    VLA_TRY_GOTO(vlai_parity_floats(&arena, m.inputs, "d_out", &d_out, &view, err), done);
+    VLA_TRY_GOTO(vlai_wallx_shape_plan(&m.config, 1, 0, 1, batch.images, batch.grid, &shape, err), done);
+    if (!d_out || view->elements != shape.units * m.config.vision.out_hidden_size) {
+        status = vlai_fail(err, VLA_E_SHAPE, "inputs.safetensors: 'd_out' has %lld elements, wanted %lld merged tokens x %lld",
+                           d_out ? (long long)view->elements : 0LL, (long long)shape.units, (long long)m.config.vision.out_hidden_size);
         goto done;
     }
-    int32_t *grids = vlai_arena_alloc(&arena, (size_t)view->elements * sizeof *grids);
-    for (int64_t i = 0; grids && i < view->elements; i++)
-        grids[i] = (int32_t)grid[i];
-    batch.grid = grids;
-    batch.images = view->shape[0];
-    VLA_TRY_GOTO(vlai_parity_floats(&arena, m.inputs, "pixel_values", &values, NULL, err), done);
-    VLA_TRY_GOTO(vlai_parity_floats(&arena, m.inputs, "d_out", &d_out, &view, err), done);
-    batch.pixel_values = values;
-    VLA_TRY_GOTO(vlai_wallx_shape_plan(&m.config, 1, 0, 1, batch.images, batch.grid, &shape, err), done);
     shape.pixel_bytes = 0;
     VLA_TRY_GOTO(vlai_wallx_build_vision(&m.config, &shape, &g, err), done);
-    /* The store holds what the file holds. */
-    VLA_TRY_GOTO(vla_store_create(&m.store, err), done);
-    for (size_t i = 0; i < vlai_safetensors_count(m.weights); i++) {
-        const vlai_tensor_view *w = vlai_safetensors_at(m.weights, i);
-        VLA_TRY_GOTO(vla_store_add(m.store, w->name, VLA_COMPUTE, w->rank, w->shape, 0, err), done);
-        VLA_TRY_GOTO(vlai_wallx_pad(&m.config, m.store, w->name, w->rank, w->shape, err), done);
-    }
-    VLA_TRY_GOTO(vla_store_allocate(m.store, m.numerics, VLA_STORE_TRAIN, err), done);
-    for (size_t i = 0; i < vlai_safetensors_count(m.weights); i++) {
-        float *w;
-        VLA_TRY_GOTO(vlai_parity_floats(&arena, m.weights, vlai_safetensors_at(m.weights, i)->name, &w, &view, err), done);
-        vla_store_set_float(m.store, i, 0, view->elements, w);
-    }
-    VLA_TRY_GOTO(vla_store_attach(m.store, m.executor, err), done);
+    VLA_TRY_GOTO(tower_store(&m, &arena, err), done);
     VLA_TRY_GOTO(vla_graph_backward(g, vla_graph_find(g, "loss"), 1.0, err), done);
     for (size_t v = 0, n = g->n_gradient; v < n; v++)
         if (g->values[v].name && !strncmp(g->values[v].name, "act.", 4) && g->gradient[v] != VLA_NONE) {
@@ -139,6 +162,10 @@ vla_status vlai_parity_vision(vlai_parity_case *c, vla_error *err)
     /* The loss is linear in the tower's output, a sum of terms of both signs: it is off as far as the output is, relative to
      * its own typical size, and one draw of the reference may happen to lie nearer. */
     double bf16_loss = fmax(vlai_parity_bf16_bound(c, "loss", NULL), vlai_parity_bf16_bound(c, "out", NULL));
+    if (!vlai_safetensors_find(m.outputs, "loss")) {
+        status = vlai_fail(err, VLA_E_NOT_FOUND, "outputs.safetensors: no 'loss'");
+        goto done;
+    }
     VLA_TRY_GOTO(compare(c, &arena, m.outputs, "loss", run, "loss", "loss", bf16 ? bf16_loss : m.bound.loss, err), done);
     for (size_t i = 0; i < vlai_safetensors_count(m.outputs) && status == VLA_OK; i++) {
         const char *name = vlai_safetensors_at(m.outputs, i)->name;
@@ -147,11 +174,14 @@ vla_status vlai_parity_vision(vlai_parity_case *c, vla_error *err)
             status = compare(c, &arena, m.outputs, name, run, name, name[0] == 'd' ? "dact" : "act",
                              bf16 ? vlai_parity_bf16_bound(c, "out", NULL) : name[0] == 'd' ? m.bound.dact : m.bound.act, err);
     }
-    vlai_safetensors *grads = NULL;
-    VLA_TRY_GOTO(status == VLA_OK ? vlai_parity_open(c, "grads.safetensors", &grads, err) : status, done);
-    status = vlai_parity_compare_store(c, &m, grads, VLA_STORE_GRADIENT, 1.0, err);
-    vlai_safetensors_close(grads);
+    if (status == VLA_OK)
+        status = vlai_parity_open(c, "grads.safetensors", &grads, err);
+    if (status == VLA_OK)
+        status = vlai_parity_check_complete(&m, grads, "grads.safetensors", gradients, NULL, err);
+    if (status == VLA_OK)
+        status = vlai_parity_compare_store(c, &m, grads, VLA_STORE_GRADIENT, err);
 done:
+    vlai_safetensors_close(grads);
     vla_run_destroy(run);
     vla_plan_destroy(plan);
     vla_graph_destroy(g);
@@ -215,8 +245,14 @@ static vla_status rope_case(vlai_parity_case *c, vlai_parity_model *m, vlai_aren
     if (status == VLA_OK)
         status = vla_run_create(m->executor, plan, NULL, &run, err);
     float *x[2] = {NULL, NULL};
-    for (int i = 0; i < 2 && status == VLA_OK; i++)
-        status = vlai_parity_floats(arena, m->inputs, tensors[i], &x[i], NULL, err);
+    for (int i = 0; i < 2 && status == VLA_OK; i++) {
+        const vlai_tensor_view *view;
+        int64_t wanted = vla_run_tensor(run, tensors[i]).elements;
+        status = vlai_parity_floats(arena, m->inputs, tensors[i], &x[i], &view, err);
+        if (status == VLA_OK && (!x[i] || view->elements != wanted))
+            status = vlai_fail(err, VLA_E_SHAPE, "inputs.safetensors: '%s' has %lld elements, wanted %lld: tokens x heads x %lld", tensors[i],
+                               x[i] ? (long long)view->elements : 0LL, (long long)wanted, (long long)cfg->head_dim);
+    }
     if (status == VLA_OK) {
         memcpy(vla_run_data(run, "positions"), positions, (size_t)(3 * n) * sizeof *positions);
         for (int i = 0; i < 2; i++)
@@ -238,10 +274,14 @@ static vla_status rope_case(vlai_parity_case *c, vlai_parity_model *m, vlai_aren
     }
     for (int s = 0; s < 2 && status == VLA_OK; s++) {
         char output[32];
-        float *want, *got, *full = vlai_arena_alloc(arena, (size_t)(3 * n * cfg->head_dim) * sizeof *full);
+        float *want = NULL, *got, *full = vlai_arena_alloc(arena, (size_t)(3 * n * cfg->head_dim) * sizeof *full);
+        const vlai_tensor_view *view = NULL;
         int64_t elements;
         snprintf(output, sizeof output, "act.rope.%s%s", s ? "sin" : "cos", round ? ".bf16" : "");
-        status = full ? vlai_parity_floats(arena, m->outputs, output, &want, NULL, err) : vlai_nomem(err, (size_t)n);
+        status = full ? vlai_parity_floats(arena, m->outputs, output, &want, &view, err) : vlai_nomem(err, (size_t)n);
+        if (status == VLA_OK && want && view->elements != 3 * n * cfg->head_dim)
+            status = vlai_fail(err, VLA_E_SHAPE, "outputs.safetensors: '%s' has %lld elements, wanted %lld", output, (long long)view->elements,
+                               (long long)(3 * n * cfg->head_dim));
         for (int axis = 0; axis < 3 && status == VLA_OK; axis++) {
             char name[16];
             snprintf(name, sizeof name, "%s%d", s ? "sin" : "cos", axis);
@@ -260,52 +300,86 @@ static vla_status rope_case(vlai_parity_case *c, vlai_parity_model *m, vlai_aren
     return status;
 }
 
+/* Tokens of a case without actions: ids, who of them are real, pictures. */
+static vla_status rope_batch(const vlai_parity_model *m, vlai_arena *arena, vlai_wallx_batch *batch, int64_t *length, vla_error *err)
+{
+    const vlai_tensor_view *ids_view, *real_view;
+    float *ids, *real;
+    vla_status status = VLA_OK;
+    VLA_TRY(vlai_parity_floats(arena, m->inputs, "input_ids", &ids, &ids_view, err));
+    VLA_TRY(vlai_parity_floats(arena, m->inputs, "attention_mask", &real, &real_view, err));
+    if (!ids || ids_view->rank != 2 || (real && real_view->elements != ids_view->elements))
+        return vlai_fail(err, VLA_E_SHAPE, "inputs.safetensors: no input_ids of rank 2 with an attention_mask of the same size");
+    int64_t n = ids_view->elements, units = 0, placeholders = 0, merge = m->config.vision.spatial_merge_size;
+    int32_t *tokens = vlai_arena_alloc(arena, (size_t)n * sizeof *tokens + 1);
+    uint8_t *mask = vlai_arena_alloc(arena, (size_t)n + 1);
+    if (!tokens || !mask)
+        return vlai_nomem(err, (size_t)n * sizeof *tokens);
+    for (int64_t i = 0; i < n; i++) {
+        tokens[i] = (int32_t)fminf(fmaxf(ids[i], -1), 1 << 30);
+        mask[i] = !real || real[i] != 0;
+        placeholders += mask[i] && tokens[i] == m->config.image_token_id;
+    }
+    *batch = (vlai_wallx_batch){.samples = ids_view->shape[0], .ids = tokens, .real = mask};
+    *length = ids_view->shape[1];
+    const vlai_tensor_view *view = vlai_safetensors_find(m->inputs, "image_grid_thw");
+    float *values;
+    VLA_TRY(vlai_parity_floats(arena, m->inputs, "image_grid_thw", &values, NULL, err));
+    batch->images = values && view->rank > 0 ? view->shape[0] : 0;
+    int32_t *grid = vlai_arena_alloc(arena, (size_t)(3 * batch->images + 1) * sizeof *grid);
+    if (!grid)
+        return vlai_nomem(err, (size_t)batch->images * 3 * sizeof *grid);
+    for (int64_t i = 0; i < batch->images; i++) {
+        bool good = view->elements == 3 * batch->images;
+        for (int k = 0; k < 3 && good; k++) {
+            good = values[3 * i + k] >= 1 && values[3 * i + k] <= 4096 && (k == 0 || (int64_t)values[3 * i + k] % merge == 0);
+            grid[3 * i + k] = good ? (int32_t)values[3 * i + k] : 0;
+        }
+        if (!good)
+            return vlai_fail(err, VLA_E_SHAPE, "inputs.safetensors: image_grid_thw[%lld] is not frames x multiples of %lld, 1 to 4096 each",
+                             (long long)i, (long long)merge);
+        units += (int64_t)grid[3 * i] * (grid[3 * i + 1] / merge) * (grid[3 * i + 2] / merge);
+    }
+    batch->grid = grid;
+    if (units != placeholders)
+        status = vlai_fail(err, VLA_E_SHAPE, "inputs.safetensors: %lld picture placeholders, but the %lld pictures have %lld merged tokens",
+                           (long long)placeholders, (long long)batch->images, (long long)units);
+    return status;
+}
+
 vla_status vlai_parity_rope(vlai_parity_case *c, vla_error *err)
 {
     vlai_parity_model m;
     vlai_arena arena = {0};
-    VLA_TRY(vlai_parity_model_open(c, false, false, &m, err));
-    vla_status status = VLA_OK;
-    const vlai_tensor_view *view, *ids_view;
-    float *ids, *real, *grid, *want;
-    VLA_TRY_GOTO(vlai_parity_floats(&arena, m.inputs, "input_ids", &ids, &ids_view, err), done);
-    VLA_TRY_GOTO(vlai_parity_floats(&arena, m.inputs, "attention_mask", &real, NULL, err), done);
-    VLA_TRY_GOTO(vlai_parity_floats(&arena, m.inputs, "image_grid_thw", &grid, &view, err), done);
-    if (!ids) {
-        status = vlai_fail(err, VLA_E_NOT_FOUND, "inputs.safetensors: no input_ids");
-        goto done;
-    }
-    int64_t samples = ids_view->shape[0], length = ids_view->shape[1], n = samples * length, images = grid ? view->shape[0] : 0;
-    int32_t *tokens = vlai_arena_alloc(&arena, (size_t)n * sizeof *tokens), *grids = vlai_arena_alloc(&arena, (size_t)(3 * images + 1) * sizeof *grids);
-    int32_t *positions = vlai_arena_alloc(&arena, (size_t)(3 * n) * sizeof *positions);
-    uint8_t *mask = vlai_arena_alloc(&arena, (size_t)n);
-    if (!tokens || !grids || !positions || !mask) {
+    vla_status status;
+    const vlai_tensor_view *view;
+    float *want;
+    vlai_wallx_batch batch;
+    int64_t length = 0;
+    VLA_TRY_GOTO(vlai_parity_model_open(c, false, false, &m, err), done);
+    VLA_TRY_GOTO(rope_batch(&m, &arena, &batch, &length, err), done);
+    int64_t samples = batch.samples, n = samples * length;
+    int32_t *positions = vlai_arena_alloc(&arena, (size_t)(3 * n) * sizeof *positions + 1);
+    if (!positions) {
         status = vlai_nomem(err, (size_t)n * 3 * sizeof *positions);
         goto done;
     }
-    for (int64_t i = 0; i < n; i++) {
-        tokens[i] = (int32_t)ids[i];
-        mask[i] = !real || real[i] != 0;
-    }
-    for (int64_t i = 0; i < 3 * images; i++)
-        grids[i] = (int32_t)grid[i];
-    vlai_wallx_batch batch = {.ids = tokens, .real = mask, .images = images, .grid = grids};
     int64_t image = 0;
     for (int64_t s = 0; s < samples; s++)
         vlai_wallx_positions(&m.config, &batch, s * length, (s + 1) * length, &image, positions, n);
-    VLA_TRY_GOTO(vlai_parity_floats(&arena, m.outputs, "act.position_ids", &want, NULL, err), done);
-    double worst = 0;
-    for (int64_t i = 0; want && i < 3 * n; i++)
+    VLA_TRY_GOTO(vlai_parity_floats(&arena, m.outputs, "act.position_ids", &want, &view, err), done);
+    double worst = want && view->elements == 3 * n ? 0 : INFINITY;
+    for (int64_t i = 0; worst < INFINITY && i < 3 * n; i++)
         worst = fmax(worst, fabs(want[i] - (double)positions[i]));
     if (want)
         vlai_parity_report(c, "position_ids", "act.position_ids", worst, 0);
-    VLA_TRY_GOTO(vlai_parity_floats(&arena, m.outputs, "act.rope_deltas", &want, NULL, err), done);
-    worst = 0;
-    for (int64_t s = 0; want && s < samples; s++) {
+    VLA_TRY_GOTO(vlai_parity_floats(&arena, m.outputs, "act.rope_deltas", &want, &view, err), done);
+    worst = want && view->elements == samples ? 0 : INFINITY;
+    for (int64_t s = 0; worst < INFINITY && s < samples; s++) {
         int32_t top = 0;
         for (int axis = 0; axis < 3; axis++)
             for (int64_t i = s * length; i < (s + 1) * length; i++)
-                if (mask[i] && positions[axis * n + i] > top)
+                if (batch.real[i] && positions[axis * n + i] > top)
                     top = positions[axis * n + i];
         worst = fmax(worst, fabs(want[s] - (double)(top + 1 - length)));
     }
@@ -327,6 +401,7 @@ typedef struct {
     const char *prefix;
     vla_status status;
     vla_error *err;
+    int64_t tokens; /* of the batch; 0 before the first list has said so */
 } mask_reader;
 
 static const uint8_t *marks(mask_reader *r, const char *name, const vlai_tensor_view **view)
@@ -339,6 +414,10 @@ static const uint8_t *marks(mask_reader *r, const char *name, const vlai_tensor_
         r->status = vlai_parity_floats(r->arena, r->inputs, full, &values, &v, r->err);
     if (view)
         *view = v;
+    if (r->status == VLA_OK && v && r->tokens && v->elements != r->tokens)
+        r->status = vlai_fail(r->err, VLA_E_SHAPE, "inputs.safetensors: '%s' has %lld elements, wanted %lld", full, (long long)v->elements, (long long)r->tokens);
+    if (r->status != VLA_OK)
+        return NULL;
     uint8_t *out = values ? vlai_arena_alloc(r->arena, (size_t)v->elements + 1) : NULL;
     for (int64_t i = 0; out && i < v->elements; i++)
         out[i] = values[i] != 0;
@@ -349,10 +428,14 @@ static vla_status mask_case(vlai_parity_case *c, const json_t *entry, const vlai
 {
     vlai_arena arena = {0};
     const char *prefix = json_string_value(json_object_get(entry, "prefix"));
+    if (!prefix)
+        return vlai_fail(err, VLA_E_FORMAT, "case.json: an entry of 'cases' has no prefix");
     bool causal = json_is_true(json_object_get(entry, "causal_action_attention_mask"));
-    mask_reader r = {&arena, inputs, prefix, VLA_OK, err};
+    mask_reader r = {&arena, inputs, prefix, VLA_OK, err, 0};
     const vlai_tensor_view *view;
-    const uint8_t *actions = marks(&r, "moe_token_types", &view), *pads = marks(&r, "positional_masks.padding_positions", NULL);
+    const uint8_t *actions = marks(&r, "moe_token_types", &view);
+    r.tokens = actions ? view->elements : 0;
+    const uint8_t *pads = marks(&r, "positional_masks.padding_positions", NULL);
     const uint8_t *valid = marks(&r, "positional_masks.valid_flow_action_positions", NULL);
     const uint8_t *predict = marks(&r, "positional_masks.ar_predict_token_positions", NULL), *ar = marks(&r, "positional_masks.ar_action_mask", NULL);
     if (r.status == VLA_OK && (!actions || view->rank != 2))
@@ -361,14 +444,15 @@ static vla_status mask_case(vlai_parity_case *c, const json_t *entry, const vlai
     float *want_pairs = NULL, *want_mask = NULL, *want_positions = NULL, *in_positions = NULL;
     const char *const wanted[] = {"startend_row_indices", "mask", "position_ids"};
     float **into[] = {&want_pairs, &want_mask, &want_positions};
-    for (int i = 0; i < 3 && r.status == VLA_OK; i++) {
-        snprintf(name, sizeof name, "%s%s", prefix, wanted[i]);
-        r.status = vlai_parity_floats(&arena, outputs, name, into[i], NULL, err);
-    }
-    snprintf(name, sizeof name, "%sposition_ids", prefix);
-    if (r.status == VLA_OK)
-        r.status = vlai_parity_floats(&arena, inputs, name, &in_positions, NULL, err);
     int64_t samples = r.status == VLA_OK ? view->shape[0] : 0, length = r.status == VLA_OK ? view->shape[1] : 0, n = samples * length;
+    const int64_t sizes[] = {2 * n, n * length, 3 * n, 3 * n};
+    for (int i = 0; i < 4 && r.status == VLA_OK; i++) { /* the last one: positions of the inputs */
+        const vlai_tensor_view *v;
+        snprintf(name, sizeof name, "%s%s", prefix, wanted[i < 3 ? i : 2]);
+        r.status = vlai_parity_floats(&arena, i < 3 ? outputs : inputs, name, i < 3 ? into[i] : &in_positions, &v, err);
+        if (r.status == VLA_OK && v && v->elements != sizes[i])
+            r.status = vlai_fail(err, VLA_E_SHAPE, "%s: '%s' has %lld elements, wanted %lld", v->file, name, (long long)v->elements, (long long)sizes[i]);
+    }
     int32_t *pairs = vlai_arena_alloc(&arena, (size_t)length * 2 * sizeof *pairs + 1), *positions = vlai_arena_alloc(&arena, (size_t)n * 3 * sizeof *positions + 1);
     uint8_t *dense = vlai_arena_alloc(&arena, (size_t)(length * length) + 1);
     if (r.status == VLA_OK && (!pairs || !dense || !positions))

@@ -35,7 +35,9 @@ vla_status vlai_parity_sample(vlai_parity_case *c, vla_error *err)
     vlai_wallx_sampler *sampler = NULL;
     vla_status status;
     VLA_TRY_GOTO(vlai_parity_model_open(c, true, false, &m, err), done);
-    VLA_TRY_GOTO(vlai_parity_micro_read(&m, "", &micro, err), done);
+    if (vlai_parity_no_bf16(c, &m))
+        goto done;
+    VLA_TRY_GOTO(vlai_parity_micro_read(&m, "", false, &micro, err), done);
     int64_t steps = json_integer_value(json_object_get(c->meta, "euler_steps")), d = m.config.action_dim;
     int64_t n = micro.b.samples * micro.b.horizon * d;
     float *minimum, *delta;

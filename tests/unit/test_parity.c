@@ -1,0 +1,233 @@
+/* Damaged golden cases: each must fail, with a sentence that names the file, the place, what was found and what was wanted. The
+ * damage is done to copies of small recorded cases; the copies pass before it. */
+#include "folder.h"
+#include "test.h"
+
+#include "base/io.h"
+#include "base/memory.h"
+#include "parity/parity.h"
+
+#include <math.h>
+
+enum { SHORTER, DROPPED, FILLED };
+
+static void copy_case(const char *name)
+{
+    char line[4096];
+    snprintf(line, sizeof line, "rm -rf '%s/case' && cp -r '%s/tests/golden/%s' '%s/case'", root, VLA_TEST_ROOT, name, root);
+    if (system(line) != 0)
+        fail_msg("%s", line);
+}
+
+/* Runs the copy; its error's text, or "" when it ran. *pass: every quantity within its bound. */
+static const char *run_case(const char *numerics, bool *pass)
+{
+    static vla_error err;
+    err = (vla_error)VLA_ERROR_INIT;
+    vlai_parity_case *c = vlai_calloc(1, sizeof *c);
+    assert_non_null(c);
+    c->numerics = numerics;
+    c->device = "cpu";
+    vla_status status = vlai_parity_run(at("case"), c, &err);
+    *pass = status == VLA_OK && (c->count > 0 || c->skipped);
+    for (int i = 0; i < c->count; i++)
+        *pass = *pass && c->quantities[i].pass;
+    vlai_parity_case_fini(c);
+    vlai_free(c);
+    return status == VLA_OK ? "" : err.message;
+}
+
+/* Rewrites one tensor of a file of the copy. */
+static void damage(const char *file, const char *tensor, int how, double value)
+{
+    vla_error err = VLA_ERROR_INIT;
+    vlai_safetensors *st;
+    char path[2048], bytes[1 << 16];
+    snprintf(path, sizeof path, "%s/%s", at("case"), file);
+    assert_ok(vlai_safetensors_open(path, &st, &err), err);
+    size_t count = vlai_safetensors_count(st), kept = 0;
+    vlai_tensor_view views[512];
+    bool found = false;
+    assert_true(count < 512);
+    for (size_t i = 0; i < count; i++) {
+        vlai_tensor_view v = *vlai_safetensors_at(st, i);
+        if (strcmp(v.name, tensor) == 0) {
+            found = true;
+            if (how == DROPPED)
+                continue;
+            assert_true(v.bytes <= sizeof bytes && v.rank > 0);
+            memcpy(bytes, v.data, v.bytes);
+            v.data = bytes;
+            if (how == SHORTER) {
+                v.elements -= v.elements / v.shape[0];
+                v.shape[0]--;
+                v.bytes = (size_t)v.elements * vla_dtype_size(v.dtype);
+            }
+            for (int64_t e = 0; how == FILLED && e < v.elements; e++) {
+                if (v.dtype == VLA_I64)
+                    ((int64_t *)(void *)bytes)[e] = (int64_t)value;
+                else
+                    ((float *)(void *)bytes)[e] = (float)value;
+            }
+        }
+        views[kept++] = v;
+    }
+    if (!found)
+        fail_msg("%s has no '%s'", file, tensor);
+    char fresh[4096];
+    snprintf(fresh, sizeof fresh, "%s.fresh", path);
+    assert_ok(vlai_safetensors_write(fresh, views, kept, NULL, &err), err);
+    vlai_safetensors_close(st);
+    assert_int_equal(rename(fresh, path), 0);
+}
+
+static const struct {
+    const char *name, *file, *tensor;
+    int how;
+    double value;
+    const char *message; /* NULL: runs, and a quantity is out of its bound */
+} tensors[] = {
+    {"wallx-corners", "inputs.safetensors", "b0.input_ids", DROPPED, 0, "inputs.safetensors: no 'b0.input_ids' of rank 2"},
+    {"wallx-corners", "inputs.safetensors", "b0.input_ids", FILLED, 5000, "moe_token_types is 1 at token"},
+    {"wallx-corners", "inputs.safetensors", "b0.input_ids", FILLED, 1e12, "'b0.input_ids' holds 1000000000000 at 0, wanted 32 bits"},
+    {"wallx-corners", "inputs.safetensors", "b1.input_ids", FILLED, 5000, "token id 5000, the embedding has 101 rows"},
+    {"wallx-corners", "inputs.safetensors", "b0.labels", SHORTER, 0, "'b0.labels' has"},
+    {"wallx-corners", "inputs.safetensors", "b0.labels", FILLED, 101, "label 101, the embedding has 101 rows"},
+    {"wallx-corners", "inputs.safetensors", "b0.attention_mask", SHORTER, 0, "'b0.attention_mask' has"},
+    {"wallx-corners", "inputs.safetensors", "b0.pixel_values", SHORTER, 0, "'b0.pixel_values' has"},
+    {"wallx-corners", "inputs.safetensors", "b0.pixel_values", DROPPED, 0, "no tensor 'b0.pixel_values'"},
+    {"wallx-corners", "inputs.safetensors", "b0.pixel_values", FILLED, NAN, NULL},
+    {"wallx-corners", "inputs.safetensors", "b0.image_grid_thw", FILLED, 0, "image_grid_thw[0] is 0 x 0 x 0"},
+    {"wallx-corners", "inputs.safetensors", "b0.image_grid_thw", FILLED, 3, "'b0.pixel_values' has"},
+    {"wallx-corners", "inputs.safetensors", "b0.image_grid_thw", DROPPED, 0, "wanted 0 in 0"},
+    {"wallx-corners", "inputs.safetensors", "b0.sample_time", DROPPED, 0, "no tensor 'b0.sample_time'"},
+    {"wallx-corners", "inputs.safetensors", "b0.noise", SHORTER, 0, "'b0.noise' has 6 elements in 1 rows, wanted 12 in 2"},
+    {"wallx-corners", "inputs.safetensors", "b0.agent_pos_mask", DROPPED, 0, "no tensor 'b0.agent_pos_mask'"},
+    {"wallx-corners", "outputs.safetensors", "act.embeds", SHORTER, 0, NULL},
+    {"wallx-corners", "outputs.safetensors", "act.layer.0.q", FILLED, NAN, NULL},
+    {"wallx-corners", "outputs.safetensors", "dact.hidden", SHORTER, 0, NULL},
+    {"wallx-corners", "grads.safetensors", "model.norms.1.weight", DROPPED, 0, "grads.safetensors: no tensor 'model.norms.1.weight'"},
+    {"wallx-corners", "grads.safetensors", "model.norms.1.weight", SHORTER, 0, "'model.norms.1.weight' has 7 elements, wanted 8"},
+    {"wallx-corners", "grads.safetensors", "model.norms.1.weight", FILLED, NAN, NULL},
+    {"wallx-corners", "after.safetensors", "model.norms.1.weight", DROPPED, 0, "after.safetensors: no tensor 'model.norms.1.weight'"},
+    {"wallx-corners", "model.safetensors", "model.norms.1.weight", SHORTER, 0, "model.norms.1.weight: stored [7], wanted [8]"},
+    {"wallx-corners", "model.safetensors", "lm_head.weight", DROPPED, 0, "1 missing (lm_head.weight)"},
+    {"wallx-sample-narrow", "inputs.safetensors", "normalizer_min", SHORTER, 0, "normalizer_min and normalizer_delta of one size"},
+    {"wallx-sample-narrow", "inputs.safetensors", "dof_mask", FILLED, 1, "does not mask exactly the others"},
+    {"wallx-sample-narrow", "inputs.safetensors", "noise", DROPPED, 0, "no tensor 'noise'"},
+    {"wallx-mask-marks", "inputs.safetensors", "m0.positional_masks.padding_positions", SHORTER, 0, "padding_positions' has 9 elements, wanted 18"},
+    {"wallx-mask-marks", "outputs.safetensors", "m0.mask", SHORTER, 0, "'m0.mask' has 81 elements, wanted 162"},
+};
+
+static void damaged_tensors(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) {
+        bool pass;
+        copy_case(tensors[i].name);
+        damage(tensors[i].file, tensors[i].tensor, tensors[i].how, tensors[i].value);
+        const char *message = run_case("fp32", &pass);
+        if (pass || (tensors[i].message ? !strstr(message, tensors[i].message) : *message))
+            fail_msg("%s %s, damage %d: %s '%s', wanted '%s'", tensors[i].file, tensors[i].tensor, tensors[i].how, pass ? "passes" : "fails with", message,
+                     tensors[i].message ? tensors[i].message : "a quantity out of its bound");
+    }
+}
+
+static void damaged_files(void **state)
+{
+    (void)state;
+    static const char *const files[] = {"case.json", "config.json", "train.json", "model.safetensors", "inputs.safetensors",
+                                        "outputs.safetensors", "grads.safetensors", "after.safetensors"};
+    for (int i = 0; i < 8; i++)
+        for (int kind = 0; kind < 3; kind++) {
+            bool pass;
+            char path[4096], data[1 << 16];
+            copy_case("wallx-corners");
+            snprintf(path, sizeof path, "%s/%s", at("case"), files[i]);
+            FILE *f = fopen(path, "rb");
+            assert_non_null(f);
+            size_t n = fread(data, 1, sizeof data, f);
+            fclose(f);
+            assert_int_equal(remove(path), 0);
+            if (kind > 0) { /* cut in the middle, or one byte short */
+                f = fopen(path, "wb");
+                assert_int_equal(fwrite(data, 1, kind == 1 ? n / 2 : n - 1, f), kind == 1 ? n / 2 : n - 1);
+                fclose(f);
+            }
+            const char *message = run_case("fp32", &pass);
+            if (pass || !strstr(message, i == 3 && kind == 0 ? "model.safetensors.index.json" : files[i]))
+                fail_msg("%s, damage %d: %s '%s'", files[i], kind, pass ? "passes" : "fails with", message);
+        }
+}
+
+/* Replaces the first `from` in a text file of the copy. */
+static void edit(const char *file, const char *from, const char *to)
+{
+    vla_error err = VLA_ERROR_INIT;
+    char path[4096], *data, *place;
+    size_t size;
+    snprintf(path, sizeof path, "%s/%s", at("case"), file);
+    assert_ok(vlai_read_file(path, 0, &data, &size, &err), err);
+    char *text = calloc(size + strlen(to) + 1, 1);
+    if (!(place = strstr(data, from)))
+        fail_msg("%s has no '%s'", file, from);
+    size_t head = (size_t)(place - data);
+    memcpy(text, data, head);
+    strcpy(text + head, to);
+    memcpy(text + strlen(text), place + strlen(from), size - head - strlen(from));
+    assert_ok(vlai_write_file_atomic(path, text, strlen(text), &err), err);
+    free(text);
+    vlai_free(data);
+}
+
+static void damaged_texts(void **state)
+{
+    (void)state;
+    static const struct { const char *file, *from, *to, *message; } rows[] = {
+        {"case.json", "\"component\": \"policy\"", "\"component\": \"brain\"", "unknown component 'brain'"},
+        {"case.json", "\"policy\": \"wallx\"", "\"policy\": \"wsa-base\"", "policy is 'wsa-base', wanted wallx"},
+        {"case.json", "\"prefix\": \"b0.\"", "\"prefix\": 3", "a batch has no prefix"},
+        {"case.json", "\"batches\": [\n    0,\n    1\n   ]", "\"batches\": [0, 7]", "steps[0]: batches[1] is not a number below 3"},
+        {"case.json", "\"batches\": [\n    0,\n    1\n   ]", "\"batches\": []", "steps[0]: 'batches' is not a list"},
+        {"case.json", "\"a\",\n    \"b\"", "\"a\"", "dataset_names has 1 entries, wanted the names of 2 samples"},
+        {"case.json", "\"zero_grad\": [", "\"zero_grad\": [5, ", "zero_grad[0] is not the name of a tensor"},
+        {"case.json", "\"tolerance\": {", "\"ignore_rows\": [[0, 999]], \"tolerance\": {", "ignore_rows[0] is not a sample below 2"},
+        {"train.json", "\"weight_decay\"", "\"weight_decoy\"", "unknown key 'hyperparams.optimizer.weight_decoy'"},
+        {"train.json", "\"ee\": 2", "\"ee\": 3", "'b0.dof_mask' has 12 elements in 2 rows, wanted 16 in 2"},
+        {"config.json", "\"hidden_size\": 16", "\"hidden_size\": 17", "hidden_size 17"},
+        {"config.json", "\"num_hidden_layers\": 1", "\"num_hidden_layers\": 2", "missing (model.layers.1."},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        bool pass;
+        copy_case("wallx-corners");
+        edit(rows[i].file, rows[i].from, rows[i].to);
+        const char *message = run_case("fp32", &pass);
+        if (pass || !strstr(message, rows[i].message))
+            fail_msg("%s with %s: %s '%s', wanted '%s'", rows[i].file, rows[i].to, pass ? "passes" : "fails with", message, rows[i].message);
+    }
+}
+
+/* Without the reference's own bf16 distance there is nothing to hold a bf16 run to; without its weights, losses and gradients. */
+static void without_bf16(void **state)
+{
+    (void)state;
+    bool pass;
+    copy_case("wallx-corners");
+    assert_string_equal(run_case("bf16", &pass), "");
+    assert_true(pass);
+    edit("case.json", "\"after_fsdp\"", "\"after_fsdb\"");
+    assert_string_equal(run_case("bf16", &pass), "");
+    assert_true(pass);
+    edit("case.json", "\"bf16\"", "\"bf61\"");
+    assert_string_equal(run_case("bf16", &pass), "");
+    assert_true(pass);
+    assert_string_equal(run_case("fp32", &pass), "");
+    assert_true(pass);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(damaged_tensors), cmocka_unit_test(damaged_files), cmocka_unit_test(damaged_texts),
+                                       cmocka_unit_test(without_bf16)};
+    return cmocka_run_group_tests_name("parity", tests, make_root, drop_root);
+}
