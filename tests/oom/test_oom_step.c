@@ -192,7 +192,7 @@ static void weights(void **state)
 static vla_status read_batch(void *user, vla_error *err)
 {
     vlai_parity_micro micro;
-    vla_status status = vlai_parity_micro_read(&model, user, &micro, err);
+    vla_status status = vlai_parity_micro_read(&model, user, true, &micro, err);
     if (status == VLA_OK)
         vlai_arena_fini(&micro.arena);
     return status;

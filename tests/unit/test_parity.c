@@ -193,7 +193,7 @@ static void damaged_texts(void **state)
         {"case.json", "\"zero_grad\": [", "\"zero_grad\": [5, ", "zero_grad[0] is not the name of a tensor"},
         {"case.json", "\"tolerance\": {", "\"ignore_rows\": [[0, 999]], \"tolerance\": {", "ignore_rows[0] is not a sample below 2"},
         {"train.json", "\"weight_decay\"", "\"weight_decoy\"", "unknown key 'hyperparams.optimizer.weight_decoy'"},
-        {"train.json", "\"ee\": 2", "\"ee\": 3", "'b0.dof_mask' has 12 elements in 2 rows, wanted 16 in 2"},
+        {"train.json", "\"ee\": 2", "\"ee\": 3", "w1.weight: stored [8, 6], wanted [8, 8]"},
         {"config.json", "\"hidden_size\": 16", "\"hidden_size\": 17", "hidden_size 17"},
         {"config.json", "\"num_hidden_layers\": 1", "\"num_hidden_layers\": 2", "missing (model.layers.1."},
     };
