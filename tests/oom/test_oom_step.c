@@ -25,7 +25,7 @@ static int open_model(void **state)
     assert_ok(vlai_parity_json(&wallx, "case.json", &wallx.meta, &err), err);
     assert_ok(vlai_parity_model_open(&wallx, true, false, &model, &err), err);
     const json_t *first = json_array_get(json_object_get(wallx.meta, "batches"), 0);
-    assert_ok(vlai_parity_micro_read(&model, json_string_value(json_object_get(first, "prefix")), &batch, &err), err);
+    assert_ok(vlai_parity_micro_read(&model, json_string_value(json_object_get(first, "prefix")), true, &batch, &err), err);
     return 0;
 }
 
