@@ -218,6 +218,8 @@ static void resume_with_changes(void **state)
     tiny_must("synth more --episodes 12 --length 8:11 --size 64x64 --state-dim 3 --action-dim 3");
     EXPECT(2, "train --config tiny.yml --checkpoint.save_path=run2 --resume --data.lerobot_config.repo_id=more",
            " in the checkpoint, ", " now", "digest", "--allow-change");
+    EXPECT(2, "train --config tiny.yml --checkpoint.save_path=run2 --resume --allow-change sead --hyperparams.seed=8 --stop-at 3",
+           "--allow-change: a state has no 'sead'; it has contract, data, flow, layout, seed, numerics, batch, ", "contract.image");
     EXPECT(0, "train --config tiny.yml --checkpoint.save_path=run2 --resume --allow-change seed --hyperparams.seed=8 --stop-at 3",
            "resume: seed: 7 in the checkpoint, 8 now");
 }

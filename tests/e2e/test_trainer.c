@@ -517,6 +517,9 @@ static void other_settings_are_refused(void **state)
     assert_non_null(strstr(err.message, "contract.cameras: [\"top\"] in the checkpoint, [\"front\"] now"));
     assert_null(strstr(err.message, "horizon"));
     assert_non_null(strstr(err.hint, "--allow-change contract.cameras,seed,batch"));
+    const char *wrong[] = {"seed", "batch", "contracts", NULL};
+    o.allow_change = wrong;
+    assert_fails(train(&plain, &o, &err), VLA_E_INVALID, err, "--allow-change: a state has no 'contracts'; it has contract, seed, ");
     const char *allow[] = {"seed", "batch", "contract", NULL};
     o.allow_change = allow;
     assert_ok(train(&plain, &o, &err), err);
