@@ -7,6 +7,7 @@
  * Prints "N passed, N failed". Files go to a folder in /tmp. */
 #include "toy.h"
 
+#include "base/bf16.h"
 #include "base/io.h"
 #include "base/text.h"
 #include "kernels/device.h"
@@ -258,6 +259,63 @@ static void steps_cost_nothing(void)
     }
 }
 
+static void keep_total(void *user, const vla_record *r)
+{
+    for (int i = 0; r->kind == VLA_RECORD_STEP && i < r->more_count; i++)
+        if (!strcmp(r->more[i].name, "total_param_norm"))
+            *(double *)user = r->more[i].value;
+}
+
+/* The norm of what the store holds, in double. */
+static double norm_of(const vla_store *store, vla_error *err)
+{
+    double squares = 0;
+    for (size_t i = 0; i < vla_store_count(store); i++) {
+        vla_tensor w = vla_store_tensor(store, VLA_STORE_WEIGHT, i);
+        union {
+            float f[TOY_HIDDEN * TOY_IN];
+            uint16_t h[TOY_HIDDEN * TOY_IN];
+        } data;
+        if (vla_store_read(store, VLA_STORE_WEIGHT, i, 0, w.elements, &data, err) != VLA_OK)
+            return NAN;
+        for (int64_t k = 0; k < w.elements; k++) {
+            double x = w.dtype == VLA_F32 ? (double)data.f[k] : (double)vlai_bf16_to_float(data.h[k]);
+            squares += x * x;
+        }
+    }
+    return sqrt(squares);
+}
+
+/* Norms of the weights after steps 1, 8 and 15, the last, are those of what the store holds then. */
+static void norms_of_weights(void)
+{
+    static const vla_numerics modes[] = {VLA_FP32, VLA_BF16_MASTER, VLA_BF16_SR};
+    for (int i = 0; i < 6; i++) {
+        vla_error err = VLA_ERROR_INIT;
+        double said = NAN, is = NAN;
+        vla_trainer_options o = options(at("norms"));
+        o.save_interval = o.validation_interval = 0;
+        o.steps = 15;
+        o.norm_interval = 7;
+        o.numerics = modes[i % 3];
+        o.whole_step = o.ahead = i / 3;
+        o.fast = i / 3 ? VLA_FAST_REPLAY | VLA_FAST_UPDATE | VLA_FAST_LANES : 0;
+        o.report = keep_total;
+        o.report_user = &said;
+        vla_model model = toy_model(&plain);
+        vla_samples samples = toy_samples(&plain, 50);
+        vla_trainer *trainer;
+        vla_status status = vla_trainer_create(&model, &samples, NULL, &o, &trainer, &err);
+        if (status == VLA_OK) {
+            status = vla_trainer_run(trainer, &err);
+            is = norm_of(vla_trainer_store(trainer), &err);
+            vla_trainer_destroy(trainer);
+        }
+        if (must(status, &err, "norms of weights"))
+            check(fabs(said - is) <= 1e-6 * is, "norms of weights");
+    }
+}
+
 static void a_run_that_does_not_fit(void)
 {
     vla_error err = VLA_ERROR_INIT;
@@ -281,6 +339,7 @@ int main(int argc, char **argv)
     orders();
     accumulation();
     steps_cost_nothing();
+    norms_of_weights();
     a_run_that_does_not_fit();
     vlai_text_fini(&logged);
     vlai_remove_tree(root, &err);
