@@ -1,5 +1,5 @@
 /* What matrix products and collectives take from each other: the large products of some layers' backward pass of Wall-X (batch 26,
- * 6760 rows) in two lanes as a plan has them, alone, beside reductions of their gradients, each begun when its bucket is full, and
+ * 6784 rows) in two lanes as a plan has them, alone, beside reductions of their gradients, each begun when its bucket is full, and
  * beside gathers of as many bytes, begun at the start. By the ways there are to make room: fewer multiprocessors for products, fewer
  * blocks for NCCL, stream priorities, larger buckets, symmetric memory, copy engines (NCCL's policy of no blocks). One forked process
  * per GPU.
@@ -24,7 +24,7 @@
 #include <nccl.h>
 #include <stdbool.h>
 
-enum { ROWS = 6760, HIDDEN = 2048, INNER = 11008, PACKED = 2560, LANES = 2, REPEATS = 12, UNCOUNTED = 2, SEARCHED = 32, MOST_LAYERS = 16, MOST_SETS = 8 };
+enum { ROWS = 6784, HIDDEN = 2048, INNER = 11008, PACKED = 2560, LANES = 2, REPEATS = 12, UNCOUNTED = 2, SEARCHED = 32, MOST_LAYERS = 16, MOST_SETS = 8 };
 enum { WORKSPACE = 32 << 20, LEAST_COPY_ENGINES = NCCL_VERSION(2, 28, 1) };
 static const size_t OPERANDS = (size_t)4 << 30, RESULTS = (size_t)2 << 30, SENT = (size_t)800 << 20, RECEIVED = (size_t)400 << 20;
 
