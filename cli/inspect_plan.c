@@ -10,6 +10,7 @@
 #include "base/json.h"
 #include "base/memory.h"
 #include "base/text.h"
+#include "dist/ranks.h"
 #include "exec/plan.h"
 #include "exec/store.h"
 #include "image/patchify.h"
@@ -44,7 +45,7 @@ static const char plan_help[] =
     "                       cheap makes again memory.keep_gb is kept)\n"
     "  --numerics fp32|bf16|bf16-sr|bf16-plain   (training.numerics; auto: bf16, or fp32 with --device cpu)\n"
     "  --ranks N[,N]        numbers of ranks to plan for (1,4,8): each plan is that of rank 0, whose optimiser state is its shard\n"
-    "                       (dist.zero); planned columns overlap buckets of perf.bucket MB, plain ones have 25 MB behind the backward\n"
+    "                       (dist.zero); planned columns overlap buckets of perf.bucket MB, plain ones of distributed.bucket_cap_mb behind the backward\n"
     "  --step               planned columns are whole steps, the update in the plan, as with WALLX_PERF_COMPILE: gradients are then\n"
     "                       part of the activations\n"
     "  --fuse none|model|visual|all   where the planned columns join operations, and how often each kind was joined (none)\n"
@@ -119,14 +120,14 @@ static vla_status want_grid(const char *text, request *r, vla_error *err)
 static vla_status want_ranks(const char *text, request *r, vla_error *err)
 {
     const char *p = text;
-    for (r->rank_count = 0; r->rank_count < RANK_LIMIT && read_count(p, 1000000, &r->ranks[r->rank_count], &p); p++) {
+    for (r->rank_count = 0; r->rank_count < RANK_LIMIT && read_count(p, VLAI_RANKS_MOST, &r->ranks[r->rank_count], &p); p++) {
         r->rank_count++;
         if (!*p)
             return VLA_OK;
         if (*p != ',')
             break;
     }
-    return vlai_fail(err, VLA_E_INVALID, "--ranks '%s': wanted at most %d counts, as in 1,4,8", text, RANK_LIMIT);
+    return vlai_fail(err, VLA_E_INVALID, "--ranks '%s': wanted at most %d counts from 1 to %d, as in 1,4,8", text, RANK_LIMIT, VLAI_RANKS_MOST);
 }
 
 /* Fills the request; an exit code, or -1 to go on. The options of the graph stand first in the table. */
@@ -264,7 +265,7 @@ typedef struct figures {
 /* The store of rank 0 of so many; never allocated. */
 static vla_status make_store(const model *m, int64_t ranks, bool planned, vla_store **store, vla_error *err)
 {
-    vla_shard_options o = {sizeof o, 0, (int)ranks, planned ? (size_t)m->train->perf.bucket * 1000000 : 25000000, (int)m->train->dist.zero};
+    vla_shard_options o = {sizeof o, 0, (int)ranks, planned ? (size_t)m->train->perf.bucket * 1000000 : (size_t)m->train->distributed.bucket_cap_mb * 1000000, (int)m->train->dist.zero};
     VLA_TRY(vla_store_create(store, err));
     vla_status status = vlai_wallx_params(&m->config, NULL, NULL, *store, err);
     if (status == VLA_OK)

@@ -3,6 +3,7 @@
 
 #include "base/fail.h"
 #include "base/memory.h"
+#include "dist/ranks.h"
 #include "train/preflight.h"
 
 #include <stdio.h>
@@ -26,7 +27,7 @@ static const char help[] =
     "  vla preflight --config demo.yml --hyperparams.batch_size_per_gpu=64\n"
     "  WALLX_PERF_ALLOC=1 vla preflight --config demo.yml --json | jq .memory\n";
 
-enum { OVERRIDES = 256, RANKS = 1000000 };
+enum { OVERRIDES = 256 };
 
 static vla_status print(const vlai_preflight *p, int json, vla_error *err)
 {
@@ -64,8 +65,8 @@ int command_preflight(int argc, char **argv)
         } else if (!strcmp(argv[i], "--ranks") && i + 1 < argc) {
             char *end;
             long n = strtol(argv[++i], &end, 10);
-            if (*end || n < 1 || n > RANKS) {
-                fprintf(stderr, "vla preflight: --ranks '%s': wanted a count from 1 to %d\n", argv[i], RANKS);
+            if (*end || n < 1 || n > VLAI_RANKS_MOST) {
+                fprintf(stderr, "vla preflight: --ranks '%s': wanted a count from 1 to %d\n", argv[i], VLAI_RANKS_MOST);
                 return EXIT_USAGE;
             }
             ranks = (int)n;
