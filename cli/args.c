@@ -3,6 +3,9 @@
 #include "command.h"
 #include "train/config.h"
 
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,28 +18,39 @@ static int refuse(const args *a, const char *option, const char *value, const ch
 
 static int set(const args *a, const arg_row *row, const char *value)
 {
-    char *end;
+    char *end, wanted[96];
     switch (row->kind) {
     case ARG_TEXT:
-    case ARG_MAYBE: *(const char **)row->value = value; return -1;
-    case ARG_TEXTS: {
-        arg_texts *list = row->value;
-        if (list->count == ARGS_MOST)
-            return refuse(a, row->name, value, "no more of these");
-        list->items[list->count++] = value;
+    case ARG_TEXTS:
+        if (!*value)
+            return refuse(a, row->name, value, "a value that is not empty");
+        if (row->kind == ARG_TEXTS) {
+            arg_texts *list = row->value;
+            if (list->count == ARGS_MOST)
+                return refuse(a, row->name, value, "no more of these");
+            list->items[list->count++] = value;
+            return -1;
+        }
+        *(const char **)row->value = value;
         return -1;
-    }
+    case ARG_EMPTY:
+    case ARG_MAYBE: *(const char **)row->value = value; return -1;
     case ARG_REAL: {
         double real = strtod(value, &end);
-        if (end == value || *end)
+        if (end == value || *end || !isfinite(real))
             return refuse(a, row->name, value, "a number");
         *(double *)row->value = real;
         return -1;
     }
     default: {
-        long long n = strtoll(value, &end, 10), least = row->kind == ARG_COUNT;
-        if (end == value || *end || n < least)
-            return refuse(a, row->name, value, least ? "a number of at least 1" : "a number of at least 0");
+        const int64_t least = row->kind == ARG_COUNT || row->kind == ARG_STEP;
+        const int64_t most = row->kind == ARG_STEP || row->kind == ARG_SEED ? INT64_C(1000000000000000) : row->kind == ARG_THREADS ? 4096 : 1000000000;
+        errno = 0;
+        long long n = strtoll(value, &end, 10);
+        if (end == value || *end || errno || n < least || n > most) {
+            snprintf(wanted, sizeof wanted, "a whole number from %" PRId64 " to %" PRId64, least, most);
+            return refuse(a, row->name, value, wanted);
+        }
         *(int64_t *)row->value = n;
         return -1;
     }

@@ -16,12 +16,16 @@
 
 typedef enum arg_kind {
     ARG_FLAG,  /* bool */
-    ARG_TEXT,  /* const char * */
+    ARG_TEXT,  /* const char *, not empty */
+    ARG_EMPTY, /* const char *, may be empty: what a script passes on of a variable */
     ARG_MAYBE, /* const char *: "" when another option or nothing follows */
     ARG_TEXTS, /* arg_texts: may be given several times */
-    ARG_COUNT, /* int64_t of at least 1 */
-    ARG_INT,   /* int64_t of at least 0 */
-    ARG_REAL,  /* double */
+    ARG_COUNT, /* int64_t from 1 to 10^9 */
+    ARG_INT,   /* int64_t from 0 to 10^9 */
+    ARG_STEP,  /* int64_t from 1 to 10^15, as far as the configuration counts steps */
+    ARG_SEED,  /* int64_t from 0 to 10^15 */
+    ARG_THREADS, /* int64_t from 0 to 4096 */
+    ARG_REAL,  /* double, finite */
 } arg_kind;
 
 typedef struct arg_row {

@@ -8,7 +8,10 @@
 #include "base/fail.h"
 #include "optim/settings.h"
 #include "train/device.h"
+#include "train/switches.h"
 
+#include <errno.h>
+#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -367,6 +370,39 @@ static vla_status bench(const request *r, const vlai_config *train, FILE *out, v
     return all_rows(&t, &lists, err);
 }
 
+/* Values out of range, and options of which one would be ignored. */
+static bool fits_together(const request *r)
+{
+    const struct {
+        const char *name;
+        int64_t value, most;
+    } counts[] = {{"--batch", r->batch, 1000000}, {"--steps", r->steps, 10000000}, {"--text-tokens", r->text, 1000000}, {"--side", r->side, 16384},
+                  {"--pictures", r->pictures, 64}, {"--vocab", r->vocab, 1 << 28}, {"--accumulate", r->accumulate, 1000000}};
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
+        if (counts[i].value > counts[i].most) {
+            fprintf(stderr, "vla bench: %s %" PRId64 ": wanted at most %" PRId64 "\n", counts[i].name, counts[i].value, counts[i].most);
+            return false;
+        }
+    if (!(r->limit >= 0 && r->limit < 1e6) || !(r->seconds > 0 && r->seconds < 1e6)) {
+        bool limit = r->seconds > 0 && r->seconds < 1e6;
+        fprintf(stderr, limit ? "vla bench: --memory-limit %g: wanted GB, 0 to 10^6\n" : "vla bench: --seconds %g: wanted above 0, at most 10^6\n",
+                limit ? r->limit : r->seconds);
+        return false;
+    }
+    const struct {
+        const char *name, *other;
+        bool both;
+    } pairs[] = {{"--batch", "--batches", r->batch && r->batches}, {"--plain", "--switches", r->plain && r->switches},
+                 {"--loader", "--profile", r->loader && r->profile}, {"--loader", "--batch", r->loader && (r->batch || r->batches)},
+                 {"--loader", "--numerics", r->loader && r->numerics}};
+    for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
+        if (pairs[i].both && r->row < 0) { /* a row of several is measured with arguments of its own behind the user's */
+            fprintf(stderr, "vla bench: %s and %s exclude each other\n", pairs[i].name, pairs[i].other);
+            return false;
+        }
+    return true;
+}
+
 int command_bench(int argc, char **argv)
 {
     request r = {.steps = 30, .text = 98, .side = 252, .seconds = 10, .row = -1};
@@ -374,7 +410,7 @@ int command_bench(int argc, char **argv)
         {"--config", ARG_TEXT, &r.config}, {"--device", ARG_TEXT, &r.device}, {"--batches", ARG_TEXT, &r.batches}, {"--batch", ARG_COUNT, &r.batch},
         {"--numerics", ARG_TEXT, &r.numerics}, {"--switches", ARG_FLAG, &r.switches}, {"--plain", ARG_FLAG, &r.plain}, {"--recompute", ARG_TEXT, &r.recompute},
         {"--memory-limit", ARG_REAL, &r.limit}, {"--steps", ARG_COUNT, &r.steps}, {"--text-tokens", ARG_INT, &r.text}, {"--side", ARG_COUNT, &r.side},
-        {"--pictures", ARG_COUNT, &r.pictures}, {"--vocab", ARG_COUNT, &r.vocab}, {"--threads", ARG_COUNT, &r.threads}, {"--profile", ARG_FLAG, &r.profile},
+        {"--pictures", ARG_COUNT, &r.pictures}, {"--vocab", ARG_COUNT, &r.vocab}, {"--threads", ARG_THREADS, &r.threads}, {"--profile", ARG_FLAG, &r.profile},
         {"--loader", ARG_FLAG, &r.loader}, {"--seconds", ARG_REAL, &r.seconds}, {"--json", ARG_FLAG, &r.json}, {"--out", ARG_TEXT, &r.out},
         {"--nproc", ARG_TEXT, &r.nproc}, {"--against", ARG_TEXT, &r.against}, {"--first-choice", ARG_FLAG, &r.first_choice}, {"--accumulate", ARG_COUNT, &r.accumulate}, {"--row", ARG_INT, &r.row}};
     static together ranks;
@@ -389,14 +425,14 @@ int command_bench(int argc, char **argv)
         fputs("vla bench: no configuration\n  hint: --config FILE\n", stderr);
         return EXIT_USAGE;
     }
-    if (!(r.limit >= 0 && r.limit < 1e6) || !(r.seconds > 0)) {
-        fputs("vla bench: --memory-limit must lie in 0 to 10^6 GB, --seconds above 0\n", stderr);
-        return EXIT_USAGE;
-    }
     if (together_read(&ranks, &err) != VLA_OK)
         return command_fail("bench", &err);
     if (r.accumulate && !r.nproc && r.row < 0 && ranks.ranks.world == 1) {
         fputs("vla bench: --accumulate goes with --nproc\n  hint: --nproc 1 measures one rank\n", stderr);
+        return EXIT_USAGE;
+    }
+    if (r.against && !r.nproc && r.row < 0 && ranks.ranks.world == 1) {
+        fputs("vla bench: --against goes with --nproc, or with ranks that another launcher has started\n", stderr);
         return EXIT_USAGE;
     }
     if ((r.nproc || r.row >= 0 || ranks.ranks.world > 1) && (r.switches || r.loader || (r.nproc && r.row < 0 && ranks.ranks.world > 1))) {
@@ -404,6 +440,8 @@ int command_bench(int argc, char **argv)
                                      : "vla bench: --nproc starts ranks, and this is one of several ranks already\n", stderr);
         return EXIT_USAGE;
     }
+    if (!fits_together(&r))
+        return EXIT_USAGE;
     if (r.row >= 0) { /* one row of those that were asked for */
         r.nproc = r.out = r.batches = r.against = NULL;
         r.json = false;
@@ -414,8 +452,10 @@ int command_bench(int argc, char **argv)
     FILE *out = NULL;
     int code_of_ranks = EXIT_DONE;
     vla_status status = vlai_config_load(r.config, a.override, a.overrides_given, &train, &err);
+    if (status == VLA_OK)
+        status = vlai_switches_check(&err);
     if (status == VLA_OK && r.out && !(out = fopen(r.out, "a")))
-        status = vlai_fail(&err, VLA_E_IO, "%s: cannot be opened for writing", r.out);
+        status = vlai_fail(&err, VLA_E_IO, "%s: cannot be opened for writing: %s", r.out, strerror(errno));
     if (status == VLA_OK && r.nproc)
         code_of_ranks = bench_start_ranks(&r, train, argc, argv, out);
     else if (status == VLA_OK)

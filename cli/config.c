@@ -29,6 +29,10 @@ int command_config(int argc, char **argv)
         fputs("vla config: wanted one section, or --config FILE\n", stderr);
         return EXIT_USAGE;
     }
+    if (!file && a.overrides_given) {
+        fprintf(stderr, "vla config: '%s' overrides a configuration, and none is given\n  hint: vla config --config FILE %s\n", a.override[0], a.override[0]);
+        return EXIT_USAGE;
+    }
     const char *section = a.positionals_given ? a.positional[0] : NULL;
     vla_error err = VLA_ERROR_INIT;
     char *text = NULL;

@@ -1,21 +1,25 @@
 /* vla convert: rewrites a Wall-X or Qwen2.5-VL checkpoint in the fused or the unfused layout. */
 #include "args.h"
 #include "command.h"
+#include "interrupt.h"
 
 #include "base/fail.h"
 #include "base/io.h"
 #include "base/memory.h"
 #include "format/safetensors.h"
 #include "model/wallx_layout.h"
+#include "vla/checkpoint.h"
 
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 static const char help[] =
     "Usage: vla convert SOURCE TARGET [--to fused|unfused] [--config FILE] [--partial]\n\n"
-    "Rewrites the weights of SOURCE (a safetensors file, an index, or a folder) as TARGET: a file if it ends in\n"
-    ".safetensors, else a folder with model.safetensors and config.json. Each tensor is taken in whatever spelling it\n"
-    "has: fused or not, names of wall-x or of Qwen2.5-VL. Normaliser statistics are carried over.\n\n"
+    "Rewrites the weights of SOURCE (a safetensors file, an index, a folder, or a run folder: its newest whole\n"
+    "checkpoint) as TARGET: a file if it ends in .safetensors, else a folder with model.safetensors and config.json. Each\n"
+    "tensor is taken in whatever spelling it has: fused or not, names of wall-x or of Qwen2.5-VL. Normaliser statistics are\n"
+    "carried over.\n\n"
     "  --to fused     q, k and v in one tensor, gate and up in one, as wall-x saves them (default)\n"
     "  --to unfused   each in its own\n"
     "  --config FILE  architecture; default: config.json beside the weights\n"
@@ -144,21 +148,36 @@ static void print_names(const char *what, const vlai_wallx_names *list)
         printf("%s %s\n", what, list->names[i]);
 }
 
-static vla_status write_target(const options *o, job *j, const char *config, vla_error *err)
+/* What is written under another name until it is whole goes with a signal. */
+static vla_status write_weights(const char *path, const char *made, job *j, vla_error *err)
 {
     static const char *const metadata[] = {"format", "pt", NULL};
+    char temporary[4096 + 32];
+    snprintf(temporary, sizeof temporary, "%s.tmp.%ld", path, (long)getpid());
+    interrupt_removes(made ? made : temporary);
+    return vlai_safetensors_stream(path, j->views, j->count, metadata, put_output, j, err);
+}
+
+static vla_status write_target(const options *o, job *j, const char *config, vla_error *err)
+{
     char path[4096], copy[4096], *text;
     size_t n = strlen(o->target), size;
     if (n > 12 && !strcmp(o->target + n - 12, ".safetensors"))
-        return vlai_safetensors_stream(o->target, j->views, j->count, metadata, put_output, j, err);
+        return write_weights(o->target, NULL, j, err);
     if (!vlai_path_join(path, sizeof path, o->target, "model.safetensors") ||
         !vlai_path_join(copy, sizeof copy, o->target, "config.json"))
         return vlai_fail(err, VLA_E_INVALID, "%s: path too long", o->target);
-    VLA_TRY(vlai_mkdirs(o->target, err));
-    VLA_TRY(vlai_safetensors_stream(path, j->views, j->count, metadata, put_output, j, err));
-    VLA_TRY(vlai_read_file(config, 0, &text, &size, err));
-    vla_status status = vlai_write_file_atomic(copy, text, size, err);
+    VLA_TRY(vlai_read_file(config, 0, &text, &size, err)); /* before anything is written: it may lie in the target */
+    bool made = !vlai_is_dir(o->target);
+    vla_status status = vlai_mkdirs(o->target, err);
+    if (status == VLA_OK)
+        status = write_weights(path, made ? o->target : NULL, j, err);
+    if (status == VLA_OK)
+        status = vlai_write_file_atomic(copy, text, size, err);
     vlai_free(text);
+    interrupt_keeps();
+    if (status != VLA_OK && made)
+        vlai_remove_tree(o->target, NULL);
     return status;
 }
 
@@ -183,8 +202,27 @@ static vla_status convert_layout(const options *o, const vlai_wallx_layout *l, c
     return status;
 }
 
-static vla_status convert(const options *o, vla_error *err)
+/* A run folder holds no weights itself: those of its newest whole checkpoint are meant. */
+static vla_status find_source(options *o, char *out, size_t size, vla_error *err)
 {
+    char path[4096];
+    vla_checkpoint *c;
+    if (!vlai_is_dir(o->source) || !vlai_path_join(path, sizeof path, o->source, "metrics.jsonl") || !vlai_is_file(path))
+        return VLA_OK;
+    VLA_TRY(vla_checkpoint_open(o->source, &c, err));
+    bool fits = snprintf(out, size, "%s", vla_checkpoint_path(c)) < (int)size;
+    vla_checkpoint_close(c);
+    if (!fits)
+        return vlai_fail(err, VLA_E_INVALID, "%s: path too long", o->source);
+    printf("source: %s\n", out);
+    o->source = out;
+    return VLA_OK;
+}
+
+static vla_status convert(options *o, vla_error *err)
+{
+    char newest[4096];
+    VLA_TRY(find_source(o, newest, sizeof newest, err));
     char path[4096];
     vlai_wallx_config config;
     vlai_safetensors *st = NULL;

@@ -1,8 +1,10 @@
 /* vla init: writes a model with random weights, its architecture and its processor. */
 #include "args.h"
 #include "command.h"
+#include "interrupt.h"
 
 #include "base/fail.h"
+#include "base/io.h"
 #include "base/memory.h"
 #include "base/text.h"
 #include "base/time.h"
@@ -122,7 +124,11 @@ static vla_status set(arguments *a, int row, const char *value, vla_error *err)
         if (strcmp(value, "bf16") != 0 && strcmp(value, "fp32") != 0)
             return vlai_fail(err, VLA_E_INVALID, "--dtype: '%s' is not fp32 or bf16", value);
         return VLA_OK;
-    default: *(const char **)to = value; return VLA_OK;
+    default:
+        if (!*value)
+            return vlai_fail(err, VLA_E_INVALID, "%s: wanted a value that is not empty", rows[row].name);
+        *(const char **)to = value;
+        return VLA_OK;
     }
     if (!end || end == value || *end || errno)
         return vlai_fail(err, VLA_E_INVALID, "%s: '%s' is not a %s", rows[row].name, value,
@@ -166,6 +172,8 @@ static vla_status parse(arguments *a, int argc, char **argv, int *unknown, vla_e
             return VLA_OK;
         }
         if (rows[row].kind == FLAG) {
+            if (value)
+                return vlai_fail(err, VLA_E_INVALID, "%s takes no value, and '%s' was given", rows[row].name, value);
             a->o.dry = true;
             continue;
         }
@@ -179,10 +187,13 @@ static vla_status parse(arguments *a, int argc, char **argv, int *unknown, vla_e
         return vlai_fail_hint(err, VLA_E_INVALID, "vla init OUT --preset demo, or --config FILE", "no architecture was chosen");
     if (!a->o.out && !a->o.dry)
         return vlai_fail_hint(err, VLA_E_INVALID, "vla init OUT [options]", "no folder to write to");
-    if (a->merges < 0 || a->merges > 100000 || a->threads < 0 || a->threads > 4096 || a->o.vocab < 0)
-        return vlai_fail(err, VLA_E_INVALID,
-                         "--merges %" PRId64 ", --threads %" PRId64 ", --vocab %" PRId64 ": wanted 0 to 100000, 0 to 4096, 0 or more",
-                         a->merges, a->threads, a->o.vocab);
+    const struct {
+        const char *name;
+        int64_t value, most;
+    } counts[] = {{"--merges", a->merges, 100000}, {"--threads", a->threads, 4096}, {"--vocab", a->o.vocab, 1 << 28}};
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
+        if (counts[i].value < 0 || counts[i].value > counts[i].most)
+            return vlai_fail(err, VLA_E_INVALID, "%s: %" PRId64 ", wanted 0 to %" PRId64, counts[i].name, counts[i].value, counts[i].most);
     a->o.merges = (size_t)a->merges;
     a->o.threads = (int)a->threads;
     if (!a->o.out)
@@ -306,6 +317,9 @@ int command_init(int argc, char **argv)
     a.o.text_count = 2 * t.count;
     if (a.o.dry)
         a.o.each = print_tensor;
+    char target[4096], temporary[4096];
+    if (status == VLA_OK && vlai_temporary_dir(a.o.out, target, temporary, sizeof target))
+        interrupt_removes(temporary);
     if (status == VLA_OK)
         status = vlai_wallx_init(&a.o, &made, &err);
     texts_fini(&t);

@@ -151,7 +151,7 @@ static void put_json(const vlai_wallx_setup *s, const vlai_wallx_slot *slot, vla
 
 static vla_status write_pictures(const vlai_wallx_setup *s, const vlai_wallx_slot *slot, int64_t i, const char *dir, vla_error *err)
 {
-    vla_status status = vlai_mkdirs(dir, err);
+    vla_status status = VLA_OK;
     for (size_t k = 0; status == VLA_OK && k < slot->sample.picture_count; k++) {
         const vlai_sample_picture *p = &slot->sample.pictures[k];
         char path[4096];
@@ -169,6 +169,15 @@ static vla_status show(const request *q, const vlai_wallx_setup *s, vla_error *e
         epoch = from->count;
     if (epoch < 1)
         return vlai_fail(err, VLA_E_INVALID, "there is no whole batch of %lld samples", (long long)step_samples);
+    int64_t first, most = (from->count + step_samples - 1) / step_samples;
+    if (q->validation && q->step > most)
+        return vlai_fail(err, VLA_E_INVALID, "--validation --step %lld: the %lld held-out samples make %lld batches", (long long)q->step,
+                         (long long)from->count, (long long)most);
+    if (__builtin_mul_overflow(q->step, step_samples, &first))
+        return vlai_fail(err, VLA_E_INVALID, "--step %lld: steps of %lld samples are counted up to %lld", (long long)q->step, (long long)step_samples,
+                         (long long)(INT64_MAX / step_samples));
+    if (q->out)
+        VLA_TRY(vlai_mkdirs(q->out, err));
     void *slot = NULL, *worker = NULL;
     vlai_text out = {0};
     vla_status status = from->slot_create(from->user, &slot, err);
@@ -204,7 +213,7 @@ static vla_status show(const request *q, const vlai_wallx_setup *s, vla_error *e
 int inspect_batch(int argc, char **argv)
 {
     request q = {.step = 1};
-    const arg_row rows[] = {{"--config", ARG_TEXT, &q.config}, {"--out", ARG_TEXT, &q.out}, {"--step", ARG_COUNT, &q.step},
+    const arg_row rows[] = {{"--config", ARG_TEXT, &q.config}, {"--out", ARG_TEXT, &q.out}, {"--step", ARG_STEP, &q.step},
                             {"--validation", ARG_FLAG, &q.validation}, {"--json", ARG_FLAG, &q.json}};
     static args a;
     a = (args){.name = "inspect batch", .help = help, .rows = rows, .count = sizeof rows / sizeof *rows, .overrides = true};

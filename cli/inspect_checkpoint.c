@@ -92,7 +92,9 @@ static vla_status show_one(const request *q, const char *dir, vla_error *err)
         if (q->tensors)
             show_tensors(dir, err);
     } else {
-        printf("%s: %s\n", dir, err->message);
+        printf("%s%s%s\n", strncmp(err->message, dir, strlen(dir)) ? dir : "", strncmp(err->message, dir, strlen(dir)) ? ": " : "", err->message);
+        if (err->hint[0])
+            printf("  hint: %s\n", err->hint);
     }
     json_decref(state);
     json_decref(sums);

@@ -24,7 +24,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { IMAGE_LIMIT = 64, RANK_LIMIT = 8, MOST = 1000000000 };
+enum { IMAGE_LIMIT = 64, RANK_LIMIT = 8 };
 
 /* Scratch of one stream of an accelerator, fixed so that a plan made without a device has the memory of the real one. */
 enum { DEVICE_WORKSPACE = 32 << 20 };
@@ -45,7 +45,7 @@ static const char plan_help[] =
     "                       cheap makes again memory.keep_gb is kept)\n"
     "  --numerics fp32|bf16|bf16-sr|bf16-plain   (training.numerics; auto: bf16, or fp32 with --device cpu)\n"
     "  --ranks N[,N]        numbers of ranks to plan for (1,4,8): each plan is that of rank 0, whose optimiser state is its shard\n"
-    "                       (dist.zero); planned columns overlap buckets of perf.bucket MB, plain ones of distributed.bucket_cap_mb behind the backward\n"
+    "                       (dist.zero); planned columns overlap buckets of perf.bucket MB, plain ones have 25 MB behind the backward\n"
     "  --step               planned columns are whole steps, the update in the plan, as with WALLX_PERF_COMPILE: gradients are then\n"
     "                       part of the activations\n"
     "  --fuse none|model|visual|all   where the planned columns join operations, and how often each kind was joined (none)\n"
@@ -127,7 +127,7 @@ static vla_status want_ranks(const char *text, request *r, vla_error *err)
         if (*p != ',')
             break;
     }
-    return vlai_fail(err, VLA_E_INVALID, "--ranks '%s': wanted at most %d counts from 1 to %d, as in 1,4,8", text, RANK_LIMIT, VLAI_RANKS_MOST);
+    return vlai_fail(err, VLA_E_INVALID, "--ranks '%s': wanted at most %d counts of 1 to %d, as in 1,4,8", text, RANK_LIMIT, (int)VLAI_RANKS_MOST);
 }
 
 /* Fills the request; an exit code, or -1 to go on. The options of the graph stand first in the table. */
@@ -155,8 +155,8 @@ static int parse(int argc, char **argv, const char *name, bool graph, request *r
     r->overrides = a.override;
     r->override_count = a.overrides_given;
     vla_error err = VLA_ERROR_INIT;
-    if (r->batch > MOST || r->text_tokens > MOST || r->vocab > MOST) {
-        fprintf(stderr, "vla %s: counts go up to %d\n", name, MOST);
+    if (r->text && r->json) {
+        fprintf(stderr, "vla %s: --text and --json exclude each other\n", name);
         return EXIT_USAGE;
     }
     if ((grid && want_grid(grid, r, &err) != VLA_OK) || (ranks && want_ranks(ranks, r, &err) != VLA_OK))
@@ -265,7 +265,7 @@ typedef struct figures {
 /* The store of rank 0 of so many; never allocated. */
 static vla_status make_store(const model *m, int64_t ranks, bool planned, vla_store **store, vla_error *err)
 {
-    vla_shard_options o = {sizeof o, 0, (int)ranks, planned ? (size_t)m->train->perf.bucket * 1000000 : (size_t)m->train->distributed.bucket_cap_mb * 1000000, (int)m->train->dist.zero};
+    vla_shard_options o = {sizeof o, 0, (int)ranks, planned ? (size_t)m->train->perf.bucket * 1000000 : 25000000, (int)m->train->dist.zero};
     VLA_TRY(vla_store_create(store, err));
     vla_status status = vlai_wallx_params(&m->config, NULL, NULL, *store, err);
     if (status == VLA_OK)

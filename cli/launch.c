@@ -34,7 +34,7 @@ static const char help[] =
     "  vla launch --nproc 2 train --config demo.yml --device cpu\n"
     "  vla launch --nnodes 2 --node-rank 0 --master-addr 10.0.0.1 bench --config configs/libero_local_perf.yml --batch 26\n";
 
-enum { USUAL_PORT = 29500, PORT_MOST = 65535, RANKS_MOST = 4096 };
+enum { USUAL_PORT = 29500, PORT_MOST = 65535, RANKS_MOST = 4096, SECONDS_MOST = 10000000 };
 
 typedef struct {
     const char *nproc, *gpus, *port, *address;
@@ -182,9 +182,9 @@ int command_launch(int argc, char **argv)
 {
     request q = {.nodes = -1, .node = -1, .time_limit = NAN};
     const arg_row rows[] = {
-        {"--nproc", ARG_TEXT, &q.nproc},         {"--gpus", ARG_TEXT, &q.gpus},
+        {"--nproc", ARG_EMPTY, &q.nproc},        {"--gpus", ARG_EMPTY, &q.gpus},
         {"--nnodes", ARG_COUNT, &q.nodes},       {"--node-rank", ARG_INT, &q.node},
-        {"--master-addr", ARG_TEXT, &q.address}, {"--master-port", ARG_TEXT, &q.port},
+        {"--master-addr", ARG_TEXT, &q.address}, {"--master-port", ARG_EMPTY, &q.port},
         {"--time-limit", ARG_REAL, &q.time_limit},
     };
     static args a; /* too large for a stack frame */
@@ -197,6 +197,10 @@ int command_launch(int argc, char **argv)
     int code = args_parse(&a, split, argv);
     if (code >= 0)
         return code;
+    if (q.nproc && *q.nproc && q.gpus && *q.gpus && strcmp(q.nproc, q.gpus) != 0) {
+        fprintf(stderr, "vla launch: --nproc '%s' and --gpus '%s': wanted one of them\n  hint: both are the ranks on this machine\n", q.nproc, q.gpus);
+        return EXIT_USAGE;
+    }
     if (split == argc)
         return refuse("no command to launch", "vla launch [options] train --config FILE, or bench");
     char message[256], *end;
@@ -220,14 +224,22 @@ int command_launch(int argc, char **argv)
     }
     if (q.nodes > 1 && port == 0)
         port = USUAL_PORT;
-    if (!isnan(q.time_limit) && q.time_limit <= 0)
-        return refuse("--time-limit: wanted seconds, above 0", "vla launch --help");
+    if (!isnan(q.time_limit) && (q.time_limit <= 0 || q.time_limit > SECONDS_MOST)) {
+        snprintf(message, sizeof message, "--time-limit %g: wanted seconds, above 0 and at most %d", q.time_limit, SECONDS_MOST);
+        return refuse(message, "vla launch --help");
+    }
+    if (q.nodes > RANKS_MOST) {
+        snprintf(message, sizeof message, "--nnodes %lld: wanted 1 to %d", (long long)q.nodes, RANKS_MOST);
+        return refuse(message, "vla launch --help");
+    }
     int ranks = count_ranks(&q, named_device(argc - split, argv + split));
     if (ranks < 0)
         return EXIT_USAGE;
     if (ranks == 1 && q.nodes == 1)
         return stay(argc - split, argv + split);
-    if (q.nodes > RANKS_MOST || (int64_t)ranks * q.nodes > RANKS_MOST)
-        return refuse("more than 4096 ranks", "vla launch --help");
+    if ((int64_t)ranks * q.nodes > RANKS_MOST) {
+        snprintf(message, sizeof message, "%d ranks on each of %lld machines: wanted at most %d ranks in all", ranks, (long long)q.nodes, RANKS_MOST);
+        return refuse(message, "vla launch --help");
+    }
     return start(argc - split, argv + split, &q, ranks, (int)port);
 }

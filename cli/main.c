@@ -1,14 +1,19 @@
 /* The program `vla`: finds the command and maps a status to an exit code, in one place. */
 #include "command.h"
 
+#include "base/fail.h"
 #include "base/text.h"
+#include "cpu/gemm.h"
 #include "vla/api.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 static const struct {
     const char *name, *text;
@@ -18,7 +23,7 @@ static const struct {
     COMMANDS(X)
 #undef X
 };
-enum { COMMAND_COUNT = sizeof commands / sizeof *commands };
+enum { COMMAND_COUNT = sizeof commands / sizeof *commands, STACK_LEAST = 256 * 1024 };
 
 /* Command names carry dashes where C names carry underscores. */
 static int same_name(const char *name, const char *typed)
@@ -47,7 +52,7 @@ int command_exit_code(vla_status status)
 
 int command_fail(const char *name, const vla_error *err)
 {
-    fprintf(stderr, "vla %s: %s\n", name, err->message);
+    fprintf(stderr, "vla%s%s: %s\n", *name ? " " : "", name, err->message);
     if (err->hint[0])
         fprintf(stderr, "  hint: %s\n", err->hint);
     return command_exit_code(err->status);
@@ -97,16 +102,45 @@ static int finish(int code)
     return code == EXIT_DONE ? EXIT_DATA : code;
 }
 
+/* A descriptor of the terminal that the parent has closed would go to the next file that is opened, and what is printed would go
+ * into it. It gets one that takes no output, so that writing fails as it does on a closed one. */
+static void hold_descriptors(void)
+{
+    for (int fd = 0; fd <= STDERR_FILENO; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && errno == EBADF)
+            (void)!open("/dev/null", O_RDONLY); /* takes the lowest number that is free */
+}
+
+/* Limits of memory under which nothing would run. Worker threads take the limit of the stack too: below it calls end in SIGSEGV. */
+static vla_status check_limits(vla_error *err)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_STACK, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && limit.rlim_cur < STACK_LEAST)
+        return vlai_fail_hint(err, VLA_E_NOMEM, "ulimit -s 8192, or unlimited", "the stack is limited to %llu kB, wanted %d kB",
+                              (unsigned long long)limit.rlim_cur / 1024, STACK_LEAST / 1024);
+    return vlai_blas_room(1, err);
+}
+
 int main(int argc, char **argv)
 {
+    hold_descriptors();
     signal(SIGXFSZ, SIG_IGN); /* a file size limit is an error of the write, with a message */
-    if (argc < 2 || !strcmp(argv[1], "--help") || !strcmp(argv[1], "-h")) {
+    vla_error err = VLA_ERROR_INIT;
+    if (check_limits(&err) != VLA_OK) {
+        command_fail("", &err);
+        _exit(EXIT_MEMORY); /* the end of a library might wait for memory too */
+    }
+    bool help = argc > 1 && !strcmp(argv[1], "help");
+    if (help && argc > 2) { /* vla help COMMAND */
+        argv[1] = argv[2];
+        argv[2] = "--help";
+    } else if (argc < 2 || help || !strcmp(argv[1], "--help") || !strcmp(argv[1], "-h")) {
         usage(argc < 2 ? stderr : stdout);
-        return argc < 2 ? EXIT_USAGE : EXIT_DONE;
+        return argc < 2 ? EXIT_USAGE : finish(EXIT_DONE);
     }
     if (!strcmp(argv[1], "--version")) {
         printf("vla %s; reads LeRobot v2.0, v2.1, v3.0\n", VLA_VERSION);
-        return EXIT_DONE;
+        return finish(EXIT_DONE);
     }
     const char *names[COMMAND_COUNT];
     for (int i = 0; i < COMMAND_COUNT; i++) {

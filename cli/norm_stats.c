@@ -137,13 +137,17 @@ int command_norm_stats(int argc, char **argv)
                             {"--output_path", ARG_TEXT, &r.output},  {"--state_key", ARG_TEXT, &r.state},
                             {"--action_key", ARG_TEXT, &r.action},   {"--within-episodes", ARG_FLAG, &r.within},
                             {"--allow-partial", ARG_FLAG, &r.allow_partial},
-                            {"--threads", ARG_INT, &r.threads}};
+                            {"--threads", ARG_THREADS, &r.threads}};
     args a = {.name = "norm-stats", .help = help, .rows = rows, .count = sizeof rows / sizeof *rows, .overrides = true};
     int code = args_parse(&a, argc, argv);
     if (code >= 0)
         return code;
     if (!r.config && !r.root) {
         fputs("vla norm-stats: no dataset\n  hint: --train_config FILE or --data_root DIR\n", stderr);
+        return EXIT_USAGE;
+    }
+    if (!r.config && a.overrides_given) {
+        fprintf(stderr, "vla norm-stats: '%s' overrides a configuration, and none is given\n  hint: --train_config FILE, or leave it out\n", a.override[0]);
         return EXIT_USAGE;
     }
     vla_error err = VLA_ERROR_INIT;

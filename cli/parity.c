@@ -6,6 +6,7 @@
 #include "base/memory.h"
 #include "optim/settings.h"
 #include "parity/parity.h"
+#include "train/device.h"
 
 #include <jansson.h>
 #include <math.h>
@@ -137,6 +138,12 @@ int command_parity(int argc, char **argv)
         fprintf(stderr, "vla parity: --numerics '%s': wanted fp32, bf16, bf16-sr or bf16-plain\n", o.numerics);
         return EXIT_USAGE;
     }
+    char device[VLAI_DEVICE_NAME];
+    if (vlai_device_choose(o.device, device, &err) != VLA_OK) {
+        fprintf(stderr, "vla parity: --device '%s': wanted cpu, cuda, cuda:N or auto\n", o.device);
+        return EXIT_USAGE;
+    }
+    o.device = device;
     for (size_t i = 0; i < a.positionals_given; i++)
         if (run_folder(a.positional[i], &o, &err) != VLA_OK)
             return command_fail("parity", &err);

@@ -44,7 +44,7 @@ static const char help[] =
     "  vla predict ckpt/demo --weights start/model.safetensors      # the untrained model on the same frames\n"
     "  vla predict ckpt/demo --swap images\n";
 
-typedef enum kind { INTEGER, TEXT, FLAG, EPISODES, SWAP } kind;
+enum { PATH = 4096 };
 
 typedef struct arguments {
     vlai_predict_options o;
@@ -54,29 +54,6 @@ typedef struct arguments {
     int64_t *episodes;
     size_t capacity;
 } arguments;
-
-static const struct {
-    const char *name;
-    kind kind;
-    size_t offset;
-} rows[] = {
-    {"--episodes", EPISODES, 0},
-    {"--dataset", TEXT, offsetof(arguments, o.dataset)},
-    {"--config", TEXT, offsetof(arguments, o.config)},
-    {"--weights", TEXT, offsetof(arguments, o.weights)},
-    {"--stride", INTEGER, offsetof(arguments, o.stride)},
-    {"--max-frames", INTEGER, offsetof(arguments, o.most_frames)},
-    {"--steps", INTEGER, offsetof(arguments, o.steps)},
-    {"--swap", SWAP, offsetof(arguments, o.swap)},
-    {"--batch", INTEGER, offsetof(arguments, o.batch)},
-    {"--seed", INTEGER, offsetof(arguments, seed)},
-    {"--device", TEXT, offsetof(arguments, o.device)},
-    {"--threads", INTEGER, offsetof(arguments, threads)},
-    {"--out", TEXT, offsetof(arguments, out)},
-    {"--plots", INTEGER, offsetof(arguments, o.plots)},
-    {"--json", FLAG, offsetof(arguments, json)},
-};
-enum { ROWS = sizeof rows / sizeof *rows };
 
 /* "3,7,10-12" */
 static vla_status set_episodes(arguments *a, const char *value, vla_error *err)
@@ -104,54 +81,12 @@ static vla_status set_episodes(arguments *a, const char *value, vla_error *err)
     return VLA_OK;
 }
 
-static vla_status set(arguments *a, int row, const char *value, vla_error *err)
+static vla_status set_swap(arguments *a, const char *value, vla_error *err)
 {
-    void *to = (char *)a + rows[row].offset;
-    char *end;
-    switch (rows[row].kind) {
-    case INTEGER:
-        errno = 0;
-        *(int64_t *)to = strtoll(value, &end, 10);
-        if (end == value || *end || errno || *(int64_t *)to < 0)
-            return vlai_fail(err, VLA_E_INVALID, "%s: '%s' is not a whole number", rows[row].name, value);
-        return VLA_OK;
-    case SWAP:
-        a->o.swap = !strcmp(value, "images") ? VLAI_SWAP_IMAGES : VLAI_SWAP_INSTRUCTIONS;
-        if (strcmp(value, "images") != 0 && strcmp(value, "instructions") != 0)
-            return vlai_fail(err, VLA_E_INVALID, "--swap: '%s' is not images or instructions", value);
-        return VLA_OK;
-    case EPISODES: return set_episodes(a, value, err);
-    default: *(const char **)to = value; return VLA_OK;
-    }
-}
-
-static vla_status parse(arguments *a, int argc, char **argv, int *unknown, vla_error *err)
-{
-    for (int i = 1; i < argc; i++) {
-        int row = 0;
-        if (argv[i][0] != '-' && !a->o.checkpoint) {
-            a->o.checkpoint = argv[i];
-            continue;
-        }
-        const char *value = NULL;
-        while (row < ROWS && !args_match(argv[i], rows[row].name, &value))
-            row++;
-        if (row == ROWS) {
-            *unknown = i;
-            return VLA_OK;
-        }
-        if (rows[row].kind == FLAG) {
-            a->json = true;
-            continue;
-        }
-        if (!value && i + 1 == argc)
-            return vlai_fail(err, VLA_E_INVALID, "%s needs a value", argv[i]);
-        VLA_TRY(set(a, row, value ? value : argv[++i], err));
-    }
-    a->o.threads = (int)(a->threads < 4096 ? a->threads : 4096);
-    a->o.seed = (uint64_t)a->seed;
-    return a->o.checkpoint ? VLA_OK
-                           : vlai_fail_hint(err, VLA_E_INVALID, "vla predict CHECKPOINT", "no checkpoint or run folder was named");
+    a->o.swap = !strcmp(value, "images") ? VLAI_SWAP_IMAGES : VLAI_SWAP_INSTRUCTIONS;
+    if (strcmp(value, "images") != 0 && strcmp(value, "instructions") != 0)
+        return vlai_fail(err, VLA_E_INVALID, "--swap: '%s' is not images or instructions", value);
+    return VLA_OK;
 }
 
 static void show(void *user, int64_t done, int64_t frames)
@@ -160,18 +95,26 @@ static void show(void *user, int64_t done, int64_t frames)
     fprintf(stderr, "\r%" PRId64 " of %" PRId64 " predictions%s", done, frames, done == frames ? "\n" : "");
 }
 
-/* Results go beside the checkpoints of the run. */
-static vla_status save(const arguments *a, const vlai_predict *p, vla_error *err)
+/* Results go beside the checkpoints of the run; "": nowhere. The folder is made before they are, so that none are made in vain. */
+static vla_status find_folder(const arguments *a, const vlai_predict *p, char dir[PATH], vla_error *err)
 {
-    char run[4096], dir[4096];
+    char run[PATH];
     snprintf(run, sizeof run, "%s", vlai_predict_checkpoint(p));
+    *dir = 0;
     if (!a->out && (a->o.swap != VLAI_SWAP_NOTHING || a->o.weights))
         return VLA_OK;
-    if (!vlai_path_join(dir, sizeof dir, dirname(run), "predict"))
-        return vlai_fail(err, VLA_E_INVALID, "%s: path too long", run);
-    VLA_TRY(vlai_predict_save(p, a->out ? a->out : dir, err));
+    if (a->out ? snprintf(dir, PATH, "%s", a->out) >= PATH : !vlai_path_join(dir, PATH, dirname(run), "predict"))
+        return vlai_fail(err, VLA_E_INVALID, "%s: path too long", a->out ? a->out : run);
+    return vlai_mkdirs(dir, err);
+}
+
+static vla_status save(const arguments *a, const vlai_predict *p, const char *dir, vla_error *err)
+{
+    if (!*dir)
+        return VLA_OK;
+    VLA_TRY(vlai_predict_save(p, dir, err));
     if (!a->json)
-        printf("written to %s\n", a->out ? a->out : dir);
+        printf("written to %s\n", dir);
     return VLA_OK;
 }
 
@@ -181,7 +124,10 @@ static vla_status predict(const arguments *a, vla_error *err)
     VLA_TRY(vlai_predict_create(&a->o, &p, err));
     fputs(vlai_predict_notes(p), stderr);
     vlai_text text = {0};
-    vla_status status = vlai_predict_run(p, err);
+    char dir[PATH];
+    vla_status status = find_folder(a, p, dir, err);
+    if (status == VLA_OK)
+        status = vlai_predict_run(p, err);
     if (status == VLA_OK && a->json)
         status = vlai_predict_json(p, &text, err);
     else if (status == VLA_OK)
@@ -192,30 +138,46 @@ static vla_status predict(const arguments *a, vla_error *err)
         fputs(text.data, stdout);
     vlai_text_fini(&text);
     if (status == VLA_OK)
-        status = save(a, p, err);
+        status = save(a, p, dir, err);
     vlai_predict_destroy(p);
     return status;
 }
 
 int command_predict(int argc, char **argv)
 {
-    if (argc < 2 || command_help(argc, argv, help))
-        return argc < 2 ? fputs(help, stderr), EXIT_USAGE : EXIT_DONE;
     arguments a = {.o = VLAI_PREDICT_DEFAULT};
+    const char *episodes = NULL, *swap = NULL;
+    const arg_row rows[] = {
+        {"--episodes", ARG_TEXT, &episodes},       {"--dataset", ARG_TEXT, &a.o.dataset}, {"--config", ARG_TEXT, &a.o.config},
+        {"--weights", ARG_TEXT, &a.o.weights},     {"--stride", ARG_INT, &a.o.stride},    {"--max-frames", ARG_INT, &a.o.most_frames},
+        {"--steps", ARG_INT, &a.o.steps},          {"--swap", ARG_TEXT, &swap},           {"--batch", ARG_COUNT, &a.o.batch},
+        {"--seed", ARG_SEED, &a.seed},             {"--device", ARG_TEXT, &a.o.device},   {"--threads", ARG_THREADS, &a.threads},
+        {"--out", ARG_TEXT, &a.out},               {"--plots", ARG_INT, &a.o.plots},      {"--json", ARG_FLAG, &a.json},
+    };
+    static args given; /* too large for a stack frame */
+    given = (args){.name = "predict", .help = help, .rows = rows, .count = sizeof rows / sizeof *rows, .positionals = true};
+    if (argc < 2)
+        return fputs(help, stderr), EXIT_USAGE;
+    int code = args_parse(&given, argc, argv);
+    if (code >= 0)
+        return code;
+    if (given.positionals_given != 1) {
+        fprintf(stderr, "vla predict: %zu checkpoints or run folders were named, wanted one\n  hint: vla predict CHECKPOINT\n",
+                given.positionals_given);
+        return EXIT_USAGE;
+    }
+    a.o.checkpoint = given.positional[0];
+    a.o.threads = (int)a.threads;
+    a.o.seed = (uint64_t)a.seed;
     vla_error err = VLA_ERROR_INIT;
-    int unknown = 0;
-    vla_status status = parse(&a, argc, argv, &unknown, &err);
-    if (status == VLA_OK && !unknown) {
+    vla_status status = episodes ? set_episodes(&a, episodes, &err) : VLA_OK;
+    if (status == VLA_OK && swap)
+        status = set_swap(&a, swap, &err);
+    if (status == VLA_OK) {
         if (isatty(2))
             a.o.progress = show;
         status = predict(&a, &err);
     }
     vlai_free(a.episodes);
-    if (unknown) {
-        const char *names[ROWS];
-        for (int i = 0; i < ROWS; i++)
-            names[i] = rows[i].name;
-        return command_unknown("predict", argv[unknown], names, ROWS);
-    }
     return status == VLA_OK ? EXIT_DONE : command_fail("predict", &err);
 }

@@ -1,4 +1,5 @@
 /* vla preflight: what would stop a training run, before it starts. */
+#include "args.h"
 #include "command.h"
 
 #include "base/fail.h"
@@ -6,8 +7,8 @@
 #include "dist/ranks.h"
 #include "train/preflight.h"
 
+#include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 static const char help[] =
@@ -27,9 +28,7 @@ static const char help[] =
     "  vla preflight --config demo.yml --hyperparams.batch_size_per_gpu=64\n"
     "  WALLX_PERF_ALLOC=1 vla preflight --config demo.yml --json | jq .memory\n";
 
-enum { OVERRIDES = 256 };
-
-static vla_status print(const vlai_preflight *p, int json, vla_error *err)
+static vla_status print(const vlai_preflight *p, bool json, vla_error *err)
 {
     if (json) {
         json_t *all = vlai_preflight_json(p);
@@ -49,42 +48,33 @@ static vla_status print(const vlai_preflight *p, int json, vla_error *err)
 
 int command_preflight(int argc, char **argv)
 {
-    static const char *const known[] = {"--config", "--device", "--ranks", "--json", "--help"};
-    const char *path = NULL, *overrides[OVERRIDES];
     char device[64];
-    size_t count = 0;
-    int json = 0, ranks = 1;
-    if (argc < 2 || command_help(argc, argv, help))
-        return argc < 2 ? fputs(help, stderr), EXIT_USAGE : EXIT_DONE;
-    for (int i = 1; i < argc; i++) {
-        if ((!strcmp(argv[i], "--config") || !strcmp(argv[i], "--config_path")) && i + 1 < argc)
-            path = argv[++i];
-        else if (!strcmp(argv[i], "--device") && i + 1 < argc && count < OVERRIDES) {
-            snprintf(device, sizeof device, "training.device=%s", argv[++i]);
-            overrides[count++] = device;
-        } else if (!strcmp(argv[i], "--ranks") && i + 1 < argc) {
-            char *end;
-            long n = strtol(argv[++i], &end, 10);
-            if (*end || n < 1 || n > VLAI_RANKS_MOST) {
-                fprintf(stderr, "vla preflight: --ranks '%s': wanted a count from 1 to %d\n", argv[i], VLAI_RANKS_MOST);
-                return EXIT_USAGE;
-            }
-            ranks = (int)n;
-        } else if (!strcmp(argv[i], "--json"))
-            json = 1;
-        else if (vlai_config_is_override(argv[i]) && count < OVERRIDES)
-            overrides[count++] = argv[i];
-        else
-            return command_unknown("preflight", argv[i], known, 5);
-    }
+    const char *path = NULL, *place = NULL;
+    int64_t ranks = 1;
+    bool json = false;
+    const arg_row rows[] = {{"--config", ARG_TEXT, &path}, {"--config_path", ARG_TEXT, &path}, {"--device", ARG_TEXT, &place},
+                            {"--ranks", ARG_COUNT, &ranks}, {"--json", ARG_FLAG, &json}};
+    static args a; /* too large for a stack frame */
+    a = (args){.name = "preflight", .help = help, .rows = rows, .count = sizeof rows / sizeof *rows, .overrides = true};
+    if (argc < 2)
+        return fputs(help, stderr), EXIT_USAGE;
+    int given = args_parse(&a, argc, argv);
+    if (given >= 0)
+        return given;
     vla_error err = VLA_ERROR_INIT;
     if (!path)
         return vlai_fail_hint(&err, VLA_E_INVALID, "vla preflight --config FILE", "no configuration"), command_fail("preflight", &err);
+    if (ranks > VLAI_RANKS_MOST)
+        return vlai_fail(&err, VLA_E_INVALID, "--ranks %" PRId64 ": wanted 1 to %d", ranks, (int)VLAI_RANKS_MOST), command_fail("preflight", &err);
+    if (place && (a.overrides_given == ARGS_MOST || snprintf(device, sizeof device, "training.device=%s", place) >= (int)sizeof device))
+        return vlai_fail(&err, VLA_E_INVALID, "--device '%.80s': wanted cpu, cuda, cuda:N or auto", place), command_fail("preflight", &err);
+    if (place)
+        a.override[a.overrides_given++] = device;
     vlai_config *config = NULL;
     vlai_preflight p = {0};
-    vla_status status = vlai_config_load(path, overrides, count, &config, &err);
+    vla_status status = vlai_config_load(path, a.override, a.overrides_given, &config, &err);
     if (status == VLA_OK)
-        status = vlai_preflight_run(config, ranks, &p, &err);
+        status = vlai_preflight_run(config, (int)ranks, &p, &err);
     if (status == VLA_OK)
         status = print(&p, json, &err);
     int code = status == VLA_OK ? EXIT_DONE : command_fail("preflight", &err);

@@ -1,8 +1,10 @@
 /* vla synth: writes a synthetic LeRobot dataset with a task that a small model can learn. */
 #include "args.h"
 #include "command.h"
+#include "interrupt.h"
 
 #include "base/fail.h"
+#include "base/io.h"
 #include "base/text.h"
 #include "base/time.h"
 #include "data/synth.h"
@@ -227,6 +229,8 @@ int command_synth(int argc, char **argv)
             return command_unknown("synth", argv[i], names, OPTION_COUNT);
         }
         if (rows[k].kind == FLAG) {
+            if (value)
+                return vlai_fail(&err, VLA_E_INVALID, "%s takes no value, and '%s' was given", rows[k].name, value), command_fail("synth", &err);
             *(bool *)((char *)&o + rows[k].offset) = true;
             continue;
         }
@@ -246,6 +250,9 @@ int command_synth(int argc, char **argv)
         return command_fail("synth", &err);
     double start = vlai_now();
     vlai_synth_summary made;
+    char target[4096], temporary[4096];
+    if (vlai_temporary_dir(out, target, temporary, sizeof target))
+        interrupt_removes(temporary);
     if (vlai_synth_write(out, &o, &made, &err) != VLA_OK)
         return command_fail("synth", &err);
     printf("%s: LeRobot %s, %lld episodes, %lld frames, %d cameras, written in %.1f s\n", out,

@@ -221,7 +221,7 @@ static int parse(int argc, char **argv, request *q)
     const arg_row rows[] = {
         {"--config", ARG_TEXT, &q->config},     {"--config_path", ARG_TEXT, &q->config},
         {"--resume", ARG_MAYBE, &q->resume},    {"--allow-change", ARG_TEXT, &allow},
-        {"--stop-at", ARG_COUNT, &q->stop_at},  {"--numerics", ARG_TEXT, &numerics},
+        {"--stop-at", ARG_STEP,  &q->stop_at},  {"--numerics", ARG_TEXT, &numerics},
         {"--device", ARG_TEXT, &device},
         {"--threads", ARG_TEXT, &threads},      {"--frame-cache-gb", ARG_TEXT, &cache},
         {"--allow-partial", ARG_FLAG, &partial}, {"--debug", ARG_FLAG, &debug},
@@ -267,23 +267,31 @@ static int parse(int argc, char **argv, request *q)
 
 /* ---- the run ---- */
 
-/* Path of the newest whole checkpoint of a run, or of the one that is named; "" where there is none. */
-static void find_checkpoint(const char *run, char out[PATH])
+/* Path of the newest whole checkpoint of a run, or of the one that is named; "" where there is none. Where there are some and none
+ * can be read, a run that begins anew would pass for one that goes on. */
+static vla_status find_checkpoint(const char *run, char out[PATH], vla_error *err)
 {
-    vla_error err = VLA_ERROR_INIT;
     vla_checkpoint *c;
     *out = 0;
-    if (!vlai_is_dir(run) || vla_checkpoint_open(run, &c, &err) != VLA_OK)
-        return;
+    if (!vlai_is_dir(run))
+        return VLA_OK;
+    vla_status status = vla_checkpoint_open(run, &c, err);
+    if (status == VLA_E_NOT_FOUND)
+        return VLA_OK;
+    if (status != VLA_OK)
+        return vlai_hint(err, status, "no checkpoint in %s can be resumed: copy this one again, or rename it, so that the run begins as the "
+                         "configuration says", run);
     snprintf(out, PATH, "%s", vla_checkpoint_path(c));
     vla_checkpoint_close(c);
+    return VLA_OK;
 }
 
 static vla_status reload_config(request *q, const char *resume_from, vlai_config **config, vla_error *err)
 {
     vlai_config_destroy(*config);
     *config = NULL;
-    add_override(q, "checkpoint.resume_from", resume_from);
+    if (!add_override(q, "checkpoint.resume_from", resume_from))
+        return vlai_fail(err, VLA_E_INVALID, "--resume '%.200s': path too long", resume_from);
     return vlai_config_load(q->config, q->overrides, q->override_count, config, err);
 }
 
@@ -298,9 +306,9 @@ static vla_status resume_one(request *q, vlai_config **config, vla_error *err)
     if (!kept)
         return vlai_nomem(err, strlen(run));
     bool automatic = !strcmp(from, "auto");
-    if (automatic)
-        find_checkpoint(run, found);
-    vla_status status = automatic && !*found ? VLA_OK : reload_config(q, automatic ? kept : from, config, err);
+    vla_status status = automatic ? find_checkpoint(run, found, err) : VLA_OK;
+    if (status == VLA_OK && (!automatic || *found))
+        status = reload_config(q, automatic ? kept : from, config, err);
     vlai_free(kept);
     return status;
 }
@@ -312,9 +320,9 @@ static vla_status resume_together(request *q, together *t, vlai_config **config,
     const char *from = q->resume && strcmp(q->resume, "auto") != 0 ? q->resume : (*config)->checkpoint.resume_from;
     if (t->ranks.rank == 0) {
         if (q->resume && !strcmp(q->resume, "auto"))
-            find_checkpoint((*config)->checkpoint.save_path, found);
+            VLA_TRY(find_checkpoint((*config)->checkpoint.save_path, found, err));
         if (!*found && from && vlai_resume_kind_of(from) == VLAI_RESUME_RUN)
-            find_checkpoint(from, found);
+            VLA_TRY(find_checkpoint(from, found, err));
         snprintf(choice, sizeof choice, "%s", *found ? found : from ? from : "");
     }
     VLA_TRY(together_share(t, "what is resumed", choice, sizeof choice, err));

@@ -47,6 +47,11 @@ static vla_status fail_errno(vla_error *err, const char *verb, const char *path)
     return status;
 }
 
+static const char *not_a_file(const struct stat *st)
+{
+    return S_ISDIR(st->st_mode) ? "is a folder, wanted a file" : "is no regular file";
+}
+
 vla_status vlai_map_open(const char *path, vlai_map *out, vla_error *err)
 {
     out->data = NULL;
@@ -60,7 +65,7 @@ vla_status vlai_map_open(const char *path, vlai_map *out, vla_error *err)
     if (fstat(fd, &st) != 0) {
         status = fail_errno(err, "stat", path);
     } else if (!S_ISREG(st.st_mode)) {
-        status = vlai_fail(err, VLA_E_IO, "%s: not a regular file", path);
+        status = vlai_fail(err, VLA_E_IO, "%s: %s", path, not_a_file(&st));
     } else if (st.st_size > 0) {
         void *data = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_SHARED, fd, 0);
         if (data == MAP_FAILED) {
@@ -97,9 +102,12 @@ vla_status vlai_read_file(const char *path, size_t limit, char **out, size_t *si
         status = fail_errno(err, "stat", path);
         goto done;
     }
-    if (!S_ISREG(st.st_mode) || (uint64_t)st.st_size > limit) {
-        status = vlai_fail(err, VLA_E_IO, "%s: %s (size %lld, limit %zu)", path,
-                           S_ISREG(st.st_mode) ? "file too large" : "not a regular file", (long long)st.st_size, limit);
+    if (!S_ISREG(st.st_mode)) {
+        status = vlai_fail(err, VLA_E_IO, "%s: %s", path, not_a_file(&st));
+        goto done;
+    }
+    if ((uint64_t)st.st_size > limit) {
+        status = vlai_fail(err, VLA_E_IO, "%s: the file has %lld bytes, at most %zu are read", path, (long long)st.st_size, limit);
         goto done;
     }
     data = vlai_alloc((size_t)st.st_size + 1);
@@ -350,6 +358,18 @@ vla_status vlai_mkdirs(const char *path, vla_error *err)
         part[i] = saved;
     }
     return vlai_is_dir(path) ? VLA_OK : vlai_fail(err, VLA_E_IO, "%s: exists and is not a directory", path);
+}
+
+bool vlai_temporary_dir(const char *path, char *target, char *temporary, size_t size)
+{
+    size_t n = strlen(path);
+    while (n > 1 && path[n - 1] == '/')
+        n--;
+    int used = snprintf(target, size, "%.*s", (int)n, path);
+    if (n == 0 || used < 0 || (size_t)used >= size)
+        return false;
+    used = snprintf(temporary, size, "%s.tmp-%ld", target, (long)getpid());
+    return used >= 0 && (size_t)used < size;
 }
 
 vla_status vlai_remove_tree(const char *path, vla_error *err)

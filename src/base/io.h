@@ -63,6 +63,9 @@ vla_status vlai_sync_dir(const char *path, vla_error *err);
  * VLA_E_INVALID where another holds it; on file systems without locks `*fd` is open and nothing is locked. */
 vla_status vlai_lock_dir(const char *path, int *fd, vla_error *err);
 void vlai_unlock_dir(int fd); /* accepts -1 */
+/* The path without slashes at its end, and the folder beside it in which this process makes what is renamed to it when it is whole;
+ * false where `path` is empty or they do not fit into `size`. */
+bool vlai_temporary_dir(const char *path, char *target, char *temporary, size_t size);
 vla_status vlai_remove_tree(const char *path, vla_error *err); /* absent is fine */
 bool vlai_is_dir(const char *path);
 bool vlai_is_file(const char *path);

@@ -47,10 +47,19 @@ vla_status vlai_ckpt_hash_file(const char *path, uint64_t *hash, uint64_t *size,
     return state ? VLA_OK : vlai_fail(err, VLA_E_NOMEM, "%s: out of host memory while it is hashed", path);
 }
 
+static const char advice[] = "take an older checkpoint of the run, or copy this one again";
+
 static vla_status damaged(vla_error *err, const char *dir, const char *name, const char *what)
 {
-    return vlai_fail_hint(err, VLA_E_CORRUPT, "take an older checkpoint of the run, or copy this one again",
-                          "%s/%s: the checkpoint is damaged: %s", dir, name, what);
+    return vlai_fail_hint(err, VLA_E_CORRUPT, advice, "%s/%s: the checkpoint is damaged: %s", dir, name, what);
+}
+
+/* The same of a file whose text already says what is wrong with it. */
+static vla_status advise(vla_error *err, vla_status status)
+{
+    if (status != VLA_OK && status != VLA_E_NOMEM)
+        vlai_prefix(err, vlai_hint(err, status, "%s", advice), "the checkpoint is damaged");
+    return status;
 }
 
 /* The optimizer's files are those of all ranks of one world. */
@@ -166,16 +175,18 @@ vla_status vlai_ckpt_verify(const char *dir, bool hashes, vla_error *err)
     vla_status status = vlai_json_load(path, &sums, err);
     if (status == VLA_E_NOT_FOUND)
         return damaged(err, dir, VLAI_CKPT_CHECKSUMS, "the file is missing");
+    if (status == VLA_E_FORMAT || status == VLA_E_CORRUPT)
+        return advise(err, status);
     VLA_TRY(status);
     int64_t format;
     json_t *list;
-    status = vlai_json_need_int(sums, "format", path, &format, err);
+    status = advise(err, vlai_json_need_int(sums, "format", path, &format, err));
     if (status == VLA_OK && format != VLAI_CKPT_FORMAT)
         status = vlai_fail_hint(err, VLA_E_UNSUPPORTED, "a newer version of vla wrote it",
                                 "%s: checkpoint format %lld, this build reads %d", path, (long long)format,
                                 VLAI_CKPT_FORMAT);
     if (status == VLA_OK)
-        status = vlai_json_need(sums, "xxh64", JSON_OBJECT, path, &list, err);
+        status = advise(err, vlai_json_need(sums, "xxh64", JSON_OBJECT, path, &list, err));
     if (status == VLA_OK) {
         static const char *const needed[] = {VLAI_CKPT_MODEL, VLAI_CKPT_STATE};
         for (int i = 0; status == VLA_OK && i < 2; i++)
@@ -325,7 +336,7 @@ vla_status vla_checkpoint_open(const char *path, vla_checkpoint **out, vla_error
     *out = NULL;
     if (!vlai_is_dir(path))
         return vlai_fail_hint(err, VLA_E_NOT_FOUND, "name a checkpoint folder or a run folder",
-                              "%s: no such checkpoint folder", path);
+                              vlai_is_file(path) ? "%s: is a file, wanted a checkpoint folder" : "%s: no such checkpoint folder", path);
     char file[VLAI_CKPT_PATH];
     static const char *const marks[] = {VLAI_CKPT_DONE, VLAI_CKPT_CHECKSUMS, VLAI_CKPT_STATE, VLAI_CKPT_MODEL};
     for (int i = 0; i < 4; i++) {

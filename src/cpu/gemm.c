@@ -1,6 +1,11 @@
+#define _DEFAULT_SOURCE /* MAP_ANONYMOUS */
 #include "cpu/gemm.h"
 
+#include "base/fail.h"
+
 #include <pthread.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
 
 #define FAMILY "cpu/gemm.inc.h"
 #include "cpu/instantiate.h"
@@ -14,6 +19,30 @@ void vlai_blas_single_threaded(void)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, set_single_threaded);
+}
+
+/* OpenBLAS maps a buffer for each thread that is in a product, and for each of those that it has started itself when it was loaded;
+ * where the limit of the address space does not hold one it tries again for ever (0.3.21, memory.c), so that even the end of the
+ * process waits. That is found out before. */
+vla_status vlai_blas_room(int threads, vla_error *err)
+{
+    enum { BUFFER = 128 << 20, OTHER = 256 << 20, MOST = 128 }; /* OTHER: stacks and arenas */
+    static _Atomic int found; /* threads that there was room for */
+    struct rlimit limit;
+    int own = openblas_get_num_threads();
+    threads = threads > own ? threads : own;
+    threads = threads < MOST ? threads : MOST;
+    if (threads <= found || getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY)
+        return VLA_OK;
+    size_t bytes = (size_t)threads * BUFFER + OTHER;
+    void *room = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (room == MAP_FAILED)
+        return vlai_fail_hint(err, VLA_E_NOMEM, "raise the limit (ulimit -v unlimited), or let fewer threads compute (OPENBLAS_NUM_THREADS=1, --threads)",
+                              "the address space is limited to %llu MB, which leaves no %zu MB for the buffers of products on %d threads",
+                              (unsigned long long)limit.rlim_cur >> 20, bytes >> 20, threads);
+    munmap(room, bytes);
+    found = threads;
+    return VLA_OK;
 }
 
 static int64_t round_up(int64_t n, int64_t unit)

@@ -10,6 +10,8 @@ typedef struct vlai_gemm_grid {
 } vlai_gemm_grid;
 
 vlai_gemm_grid vlai_gemm_grid_of(int64_t m, int64_t n, int64_t k);
+/* Whether the limit of the address space holds what BLAS maps for so many threads at once. */
+vla_status vlai_blas_room(int threads, vla_error *err);
 /* BLAS must not start threads of its own: the tiles are the parallelism. Called by every kernel that uses it. */
 void vlai_blas_single_threaded(void);
 

@@ -3,6 +3,7 @@
 #include "base/fail.h"
 #include "base/io.h"
 #include "base/memory.h"
+#include "base/text.h"
 #include "format/image.h"
 
 #include <errno.h>
@@ -27,9 +28,9 @@ static vla_status in_range(const char *option, int64_t value, int64_t low, int64
 
 static vla_status check_key(const char *option, const char *key, vla_error *err)
 {
-    if (!*key || strchr(key, '/') || strlen(key) > 200)
+    if (!*key || strchr(key, '/') || strlen(key) > 200 || vlai_utf8_check(key, strlen(key)) != strlen(key))
         return vlai_fail_hint(err, VLA_E_INVALID, "LeRobot keeps '/' for itself; a usual name is observation.images.front",
-                              "%s: '%s' cannot name a feature", option, key);
+                              "%s: '%s' cannot name a feature: wanted 1 to 200 bytes of UTF-8 without '/'", option, key);
     static const char *const taken[] = {"timestamp", "frame_index", "episode_index", "index", "task_index"};
     for (size_t i = 0; i < sizeof taken / sizeof *taken; i++)
         if (!strcmp(key, taken[i]))
@@ -59,6 +60,12 @@ vla_status vlai_synth_check(const vlai_synth_options *o, vla_error *err)
     VLA_TRY(in_range("--size", t->height, 8, 8192, err));
     VLA_TRY(in_range("--cameras", o->camera_count, 0, VLAI_SYNTH_CAMERAS, err));
     VLA_TRY(in_range("--chunks-size", o->chunks_size, 1, 1000000, err));
+    VLA_TRY(in_range("--threads", o->threads, 0, 4096, err));
+    VLA_TRY(in_range("--gop", o->gop, 1, 100000, err));
+    VLA_TRY(in_range("--crf", o->crf, 0, 63, err));
+    VLA_TRY(in_range("--preset", o->preset, 0, 13, err));
+    if (!*o->robot || strlen(o->robot) > 200 || vlai_utf8_check(o->robot, strlen(o->robot)) != strlen(o->robot))
+        return vlai_fail(err, VLA_E_INVALID, "--robot: '%.200s', wanted a name of 1 to 200 bytes of UTF-8", o->robot);
     if (!(t->jitter >= 0 && t->jitter <= 0.1))
         return vlai_fail(err, VLA_E_INVALID, "--jitter: %g, wanted 0 to 0.1", t->jitter);
     if (!(o->data_mb > 0 && o->data_mb <= 1e6))
@@ -307,12 +314,8 @@ vla_status vlai_synth_write(const char *path, const vlai_synth_options *o, vlai_
     *summary = (vlai_synth_summary){0};
     VLA_TRY(vlai_synth_check(o, err));
     char target[PATH], temporary[PATH];
-    size_t n = strlen(path);
-    while (n > 1 && path[n - 1] == '/')
-        n--;
-    if (n == 0 || snprintf(target, sizeof target, "%.*s", (int)n, path) >= (int)sizeof target ||
-        snprintf(temporary, sizeof temporary, "%s.tmp-%ld", target, (long)getpid()) >= (int)sizeof temporary)
-        return vlai_fail(err, VLA_E_INVALID, "the path of the dataset is %s", n ? "too long" : "empty");
+    if (!vlai_temporary_dir(path, target, temporary, PATH))
+        return vlai_fail(err, VLA_E_INVALID, "the path of the dataset is %s", *path ? "too long" : "empty");
     struct stat st;
     if (lstat(target, &st) == 0)
         return vlai_fail_hint(err, VLA_E_INVALID, "name a folder that does not exist, or remove this one yourself",

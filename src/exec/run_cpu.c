@@ -4,6 +4,7 @@
 #include "base/memory.h"
 #include "base/order.h"
 #include "base/time.h"
+#include "cpu/gemm.h"
 #include "dist/comm.h"
 #include "exec/executor.h"
 #include "exec/profile.h"
@@ -15,6 +16,7 @@ enum { PAGE = 4096, WIDEN_TILE = 1 << 15 };
 
 static vla_status cpu_open(vla_executor *ex, vla_error *err)
 {
+    VLA_TRY(vlai_blas_room(ex->threads > 0 ? ex->threads : vlai_pool_processors(), err));
     VLA_TRY(vlai_pool_create(ex->threads, &ex->pool, err));
     ex->threads = vlai_pool_threads(ex->pool);
     return VLA_OK;

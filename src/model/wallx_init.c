@@ -394,10 +394,14 @@ static vla_status load_architecture(const vlai_wallx_init_options *o, json_t **o
     return vlai_fail(err, VLA_E_FORMAT, "%s: not a JSON object", path);
 }
 
-vla_status vlai_wallx_init(const vlai_wallx_init_options *o, vlai_wallx_init_summary *made, vla_error *err)
+vla_status vlai_wallx_init(const vlai_wallx_init_options *given, vlai_wallx_init_summary *made, vla_error *err)
 {
-    char dir[NAME];
+    char out[NAME], dir[NAME];
+    vlai_wallx_init_options options = *given, *o = &options;
     *made = (vlai_wallx_init_summary){0};
+    if (!vlai_temporary_dir(given->out, out, dir, sizeof dir - 64))
+        return vlai_fail(err, VLA_E_INVALID, "'%s': path %s", given->out, *given->out ? "too long" : "is empty");
+    options.out = out;
     if (!o->dry && access(o->out, F_OK) == 0)
         return vlai_fail_hint(err, VLA_E_INVALID, "name a folder that does not exist yet, or remove this one",
                               "%s: exists already", o->out);
@@ -408,8 +412,6 @@ vla_status vlai_wallx_init(const vlai_wallx_init_options *o, vlai_wallx_init_sum
                          o->action_dim, o->state_dim);
     if (o->shard_gb < 0)
         return vlai_fail(err, VLA_E_INVALID, "weights files of %g GB, wanted 0 or more", o->shard_gb);
-    if (snprintf(dir, sizeof dir, "%s.tmp-%ld", o->out, (long)getpid()) >= (int)sizeof dir - 64)
-        return vlai_fail(err, VLA_E_INVALID, "%s: path too long", o->out);
     json_t *architecture;
     VLA_TRY(load_architecture(o, &architecture, err));
     vla_status status = make_all(o, dir, architecture, made, err);

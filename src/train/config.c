@@ -42,10 +42,11 @@ static const char *place(const loader *l, int line, char *buffer, size_t size)
 static vla_status misfit(loader *l, const section *s, const option *o, const char *entry, const vlai_yaml *node)
 {
     char where[WORDS_SIZE], key[KEY_SIZE], found[128], wanted[WORDS_SIZE];
-    return vlai_fail_hint(l->err, VLA_E_INVALID, vlai_config_explain(o), "%s: %s%s%s is %s, wanted %s",
+    bool past = (node->type == VLAI_YAML_INT || node->type == VLAI_YAML_REAL) && node->real > o->high && o->high >= VLAI_BIG;
+    return vlai_fail_hint(l->err, VLA_E_INVALID, vlai_config_explain(o), "%s: %s%s%s is %s, wanted %s%s",
                           place(l, node->line, where, sizeof where), vlai_config_key(s, o, key, sizeof key),
                           entry ? ": " : "", entry ? entry : "", vlai_yaml_describe(node, found, sizeof found),
-                          vlai_config_wanted(o, wanted, sizeof wanted));
+                          vlai_config_wanted(o, wanted, sizeof wanted), past ? " and at most 1e15" : "");
 }
 
 /* ---- one value ---- */

@@ -3,6 +3,7 @@
 #include "train/config_internal.h"
 
 #include "base/fail.h"
+#include "train/switches.h"
 #include "base/io.h"
 
 #include <math.h>
@@ -221,6 +222,9 @@ static vla_status check_values(vlai_config *c, vla_error *err)
     if (betas->count != 2)
         return vlai_fail(err, VLA_E_INVALID, "%s has %zu numbers, wanted 2",
                          vlai_config_where(c, "hyperparams.optimizer.betas", where, sizeof where), betas->count);
+    if (c->lerobot.episodes.values && !c->lerobot.episodes.count)
+        return vlai_fail_hint(err, VLA_E_INVALID, "null takes all episodes", "%s: an empty list, wanted numbers of episodes",
+                              vlai_config_where(c, "data.lerobot_config.episodes", where, sizeof where));
     for (size_t i = 0; i < c->lerobot.episodes.count; i++)
         if (c->lerobot.episodes.values[i] != floor(c->lerobot.episodes.values[i]))
             return vlai_fail(err, VLA_E_INVALID, "%s: entry %zu is %g, wanted an integer",
@@ -329,6 +333,7 @@ vla_status vlai_config_check_training(const vlai_config *c, vla_error *err)
     VLA_TRY(need_path(c, "model.pretrained_path", c->model.pretrained_path, false, err));
     VLA_TRY(need_path(c, "data.norm_stats_path", c->data.norm_stats_path, true, err));
     VLA_TRY(need_path(c, "checkpoint.resume_from", c->checkpoint.resume_from, false, err));
+    VLA_TRY(vlai_switches_check(err));
     VLA_TRY(need(c, "data.key_mappings.camera", c->keys.camera.count, "a map of camera columns to view names", err));
     VLA_TRY(need(c, "data.key_mappings.state", c->keys.state, "the column of the state", err));
     VLA_TRY(need(c, "data.key_mappings.action", c->keys.action, "the column of the action", err));

@@ -259,7 +259,7 @@ vla_status vlai_config_help(const char *section_path, char **out, vla_error *err
     vlai_text t = {0};
     const section *only = section_path ? vlai_config_section(section_path, strlen(section_path)) : NULL;
     if (section_path && !only)
-        return vlai_fail(err, VLA_E_NOT_FOUND, "'%s' is not a section of the configuration", section_path);
+        return vlai_fail_hint(err, VLA_E_INVALID, "vla config lists all sections, with their keys", "'%s' is not a section of the configuration", section_path);
     for (const section *s = vlai_config_sections; s->path; s++) {
         if (only && s != only)
             continue;

@@ -163,7 +163,7 @@
     X(TEXTS, action_lr_keywords, NULL, 0, 0, WORKS, "parts of the names in that group")                                \
     X(NUMBERS, betas, VLAI_DEFAULT_BETAS, 0, 1 - DBL_EPSILON, WORKS, "decay of the two moments")                       \
     X(REAL, weight_decay, 1e-8, 0, 1e3, WORKS, "decoupled decay, on every parameter")                                  \
-    X(REAL, eps, 1e-8, 0, 1e3, WORKS, "added to the root of the second moment")                                        \
+    X(REAL, eps, 1e-8, DBL_MIN, 1e3, WORKS, "added to the root of the second moment")                                        \
     X(BOOL, fused, true, 0, 0, QUIET, "OPTIMIZER_FUSED chooses; the numbers are the same")                             \
     X(BOOL, foreach, false, 0, 0, QUIET, "a choice between PyTorch's kernels")                                         \
     X(REAL, muon_lr, 0.02, 0, 1e3, QUIET, "belongs to dmuon")                                                          \
@@ -272,7 +272,7 @@
       "it: nothing, norms and products, or whole layers; auto: the least of these that fits. Not given: none; with "   \
       "WALLX_PERF_ALLOC cheap, and on a GPU layer where cheap does not fit")                                           \
     X(REAL, device_gb, 0, 0, 1e6, WORKS, "most memory of the device that the run may take, in GB of 10^9 bytes; on a " \
-      "CPU most memory for plans and parameters; 0 = all that is free")                                                \
+      "CPU it is no limit, only what recompute auto goes by; 0 = all that is free")                                                \
     X(REAL, keep_gb, 0, 0, 1e6, WORKS, "GB of values that recompute cheap keeps all the same, as far as there is room, " \
       "also with bf16-sr and bf16-plain and on several ranks; 0 = by the room that one rank has, with the others none")
 

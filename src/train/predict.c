@@ -397,9 +397,15 @@ static vla_status open_model(vlai_predict *p, vla_error *err)
 static vla_status open_all(vlai_predict *p, vla_error *err)
 {
     vlai_predict_options *o = &p->options;
-    if (o->batch < 1 || o->batch > 4096 || o->stride < 0 || o->steps < 0 || o->steps > 100000 || o->most_frames < 0 || o->plots < 0)
-        return vlai_fail(err, VLA_E_INVALID, "batch %" PRId64 ", stride %" PRId64 ", steps %" PRId64 ": wanted 1 to 4096, 0 or more, 0 to 100000",
-                         o->batch, o->stride, o->steps);
+    const struct {
+        const char *name;
+        int64_t value, least, most;
+    } counts[] = {{"batch", o->batch, 1, 4096}, {"stride", o->stride, 0, INT64_MAX}, {"steps", o->steps, 0, 100000},
+                  {"frames of an episode", o->most_frames, 0, INT64_MAX}, {"plots", o->plots, 0, INT64_MAX}};
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
+        if (counts[i].value < counts[i].least || counts[i].value > counts[i].most)
+            return vlai_fail(err, VLA_E_INVALID, "%s: %" PRId64 ", wanted %" PRId64 " to %" PRId64, counts[i].name, counts[i].value, counts[i].least,
+                             counts[i].most);
     VLA_TRY(vla_checkpoint_open(o->checkpoint, &p->checkpoint, err));
     VLA_TRY(open_contract(p, err));
     VLA_TRY(open_set(p, err));

@@ -134,16 +134,8 @@ static bool is_allowed(const char *const *allow, const char *name)
 typedef struct {
     vlai_text refused, names;
     const char *const *allow;
-    uint64_t known; /* bit i: allow[i] names something of the state */
     bool all; /* nothing is refused */
 } comparison;
-
-static void note_name(comparison *c, const char *name)
-{
-    for (int i = 0; c->allow && c->allow[i] && i < 64; i++)
-        if (!strcmp(c->allow[i], name) || !strcmp(c->allow[i], "all"))
-            c->known |= (uint64_t)1 << i;
-}
 
 static void differ(comparison *c, const char *name, const json_t *old, const json_t *now)
 {
@@ -167,7 +159,6 @@ enum { NAME = 512, DEPTH = 8 };
 /* Every leaf of either tree, under its dotted name; the values of "settings" under their own. */
 static void compare(comparison *c, const char *path, int depth, const json_t *old, const json_t *now)
 {
-    note_name(c, path);
     if (!json_is_object(old) || !json_is_object(now) || depth == DEPTH) {
         if (!equal(old, now))
             differ(c, path, old, now);
@@ -186,6 +177,60 @@ static void compare(comparison *c, const char *path, int depth, const json_t *ol
         if (!json_object_get(now, key))
             compare(c, name, depth + 1, value, NULL);
     }
+}
+
+/* Whether a value of the tree, or a section of it, is compared under this name. */
+static bool is_compared(const char *path, int depth, const json_t *tree, const char *wanted)
+{
+    const char *key;
+    json_t *value;
+    char name[NAME];
+    bool plain = !*path || !strcmp(path, "settings");
+    if (!strcmp(path, wanted) && !plain)
+        return true;
+    if (json_is_object(tree) && depth < DEPTH)
+        json_object_foreach((json_t *)(uintptr_t)tree, key, value) {
+            snprintf(name, sizeof name, "%s%s%s", plain ? "" : path, plain ? "" : ".", key);
+            if (is_compared(name, depth + 1, value, wanted))
+                return true;
+        }
+    return false;
+}
+
+/* A name that is none would be taken for an acceptance, also where nothing is resumed yet. */
+vla_status vlai_state_check_allowed(const char *text, const char *path, const vla_trainer_options *o, int64_t count, vla_error *err)
+{
+    const char *section;
+    json_t *state = NULL, *value, *now;
+    if (!o->allow_change)
+        return VLA_OK;
+    if (text)
+        VLA_TRY(vlai_json_parse(text, strlen(text), path, &state, err));
+    if (!(now = fixed_sections(o, count, err))) {
+        json_decref(state);
+        return err ? err->status : VLA_E_NOMEM;
+    }
+    vla_status status = VLA_OK;
+    for (const char *const *allow = o->allow_change; *allow && status == VLA_OK; allow++) {
+        bool known = !strcmp(*allow, "all");
+        json_object_foreach(now, section, value)
+            known |= is_compared(section, 1, value, *allow) || is_compared(section, 1, json_object_get(state, section), *allow);
+        if (known)
+            continue;
+        vlai_text list = {0};
+        json_object_foreach(now, section, value)
+            if (strcmp(section, "settings") != 0)
+                vlai_text_printf(&list, "%s, ", section);
+        json_object_foreach(json_object_get(now, "settings"), section, value)
+            vlai_text_printf(&list, "%s, ", section);
+        status = vlai_fail_hint(err, VLA_E_INVALID, "the error that refuses a change names what it is to be accepted by",
+                                "--allow-change: a state has no '%s'; it has %sand what lies in its sections (contract.image), or all", *allow,
+                                list.data ? list.data : "");
+        vlai_text_fini(&list);
+    }
+    json_decref(now);
+    json_decref(state);
+    return status;
 }
 
 static vla_status read_counters(const json_t *state, const char *path, vlai_progress *out, vla_error *err)
@@ -258,31 +303,6 @@ static vla_status same_step(const json_t *state, const char *path, const vla_tra
     return VLA_OK;
 }
 
-/* A name that is none would be taken for an acceptance. */
-static vla_status check_names(const comparison *c, const json_t *now, vla_error *err)
-{
-    int i = 0;
-    while (c->allow && c->allow[i] && i < 64 && c->known >> i & 1)
-        i++;
-    if (!c->allow || !c->allow[i] || i == 64)
-        return VLA_OK;
-    vlai_text names = {0};
-    const char *section, *key;
-    json_t *value, *inner;
-    json_object_foreach((json_t *)(uintptr_t)now, section, value) {
-        if (strcmp(section, "settings") != 0)
-            vlai_text_printf(&names, "%s, ", section);
-        else
-            json_object_foreach(value, key, inner)
-                vlai_text_printf(&names, "%s, ", key);
-    }
-    vla_status status = vlai_fail_hint(err, VLA_E_INVALID, "the error that refuses a change names what it is to be accepted by",
-                                       "--allow-change: a state has no '%s'; it has %sand what lies in its sections (contract.image), or all", c->allow[i],
-                                       names.data ? names.data : "");
-    vlai_text_fini(&names);
-    return status;
-}
-
 static vla_status compare_states(const json_t *state, const char *path, const vla_trainer_options *o, int64_t count,
                                  vla_error *err)
 {
@@ -298,9 +318,9 @@ static vla_status compare_states(const json_t *state, const char *path, const vl
     const char *section;
     json_object_foreach(now, section, value)
         compare(&c, section, 1, json_object_get(state, section), value);
-    vla_status status = check_names(&c, now, err);
     json_decref(now);
-    if (status == VLA_OK && c.refused.size) {
+    vla_status status = VLA_OK;
+    if (c.refused.size) {
         char hint[512];
         snprintf(hint, sizeof hint, "set them back, or accept the change with --allow-change %s", c.names.data);
         status = vlai_fail_hint(err, VLA_E_INVALID, hint, "%s: cannot go on with other settings: %s", path, c.refused.data);

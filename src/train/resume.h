@@ -31,6 +31,9 @@ vla_status vlai_state_adopt(const char *text, const char *path, vla_executor *ex
 /* With another number of ranks than the state's, accumulation follows, so that batch x accumulation x ranks stays; an error where
  * it cannot, unless options->allow_change has "accumulation" or "batch". */
 vla_status vlai_state_follow(const char *text, const char *path, vla_trainer_options *options, vla_error *err);
+/* Every name of options->allow_change is one that a resume compares: of the options' own values, or of the state's (text NULL: there
+ * is none). */
+vla_status vlai_state_check_allowed(const char *text, const char *path, const vla_trainer_options *options, int64_t count, vla_error *err);
 /* Reads the counters of a checkpoint's state and compares it with what the options say now. options->allow_change:
  * names (or sections) that may differ; "all" = any. Differences that are allowed, and those of the schedule, are logged. */
 vla_status vlai_state_read(const char *text, const char *path, const vla_trainer_options *options, int64_t count,

@@ -1,5 +1,7 @@
 #include "train/switches.h"
 
+#include "base/fail.h"
+
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,7 +45,7 @@ static const struct {
      "the next batch is taken before the times of this step are read",
      "the next step is handed to the GPU before the times of this one are read"},
 };
-enum { SWITCHES = sizeof switches / sizeof *switches };
+enum { SWITCHES = sizeof switches / sizeof *switches, NUMBER_MOST = 1000000 };
 
 bool vlai_switch_is_on(const char *name)
 {
@@ -97,6 +99,29 @@ void vlai_switches_read(const vlai_config *config, vlai_switches *out)
     out->bucket_mb = out->ddp ? vlai_switch_number("WALLX_PERF_BUCKET", config ? config->perf.bucket : 100)
                               : config ? config->distributed.bucket_cap_mb : 25;
     out->fused_optimizer = out->compile || is_on(config, "OPTIMIZER_FUSED");
+}
+
+vla_status vlai_switches_check(vla_error *err)
+{
+    const struct {
+        const char *name;
+        field_kind kind;
+    } log = {"WALLX_PERF_LOG", FLAG};
+    for (int i = 0; i <= SWITCHES; i++) {
+        const char *name = i < SWITCHES ? switches[i].name : log.name, *value = getenv(name);
+        field_kind kind = i < SWITCHES ? switches[i].kind : log.kind;
+        char *end;
+        if (!value || !*value || kind == WORD)
+            continue;
+        if (kind == FLAG && strcmp(value, "0") != 0 && strcmp(value, "1") != 0)
+            return vlai_fail(err, VLA_E_INVALID, "environment: %s is '%.64s', wanted 1 (on) or 0 (off)", name, value);
+        long long n = kind == NUMBER ? strtoll(value, &end, 10) : 0;
+        bool plans = i < SWITCHES && switches[i].key == KEY(compile_recomp_limit);
+        if (kind == NUMBER && (*end || n < 0 || n > NUMBER_MOST || (plans && n == 1)))
+            return vlai_fail(err, VLA_E_INVALID, "environment: %s is '%.64s', wanted a whole number from %d to %d, or 0 for the usual one", name, value,
+                             plans ? 2 : 1, NUMBER_MOST);
+    }
+    return VLA_OK;
 }
 
 void vlai_switches_common(const vlai_config *config, vlai_text *out)

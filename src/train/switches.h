@@ -31,6 +31,9 @@ void vlai_switches_read(const vlai_config *config, vlai_switches *out);
 /* What all switches come to, one line "NAME: value" each: equal on all ranks that train together. */
 void vlai_switches_common(const vlai_config *config, vlai_text *out);
 
+/* Whether every variable that is set has a value that means something: 0 or 1 of a switch, a whole number of the others. */
+vla_status vlai_switches_check(vla_error *err);
+
 bool vlai_switch_is_on(const char *name);
 /* The number that a switch is set to, or `fallback` when it is unset, 0 or no number. */
 int64_t vlai_switch_number(const char *name, int64_t fallback);

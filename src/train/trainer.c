@@ -127,6 +127,8 @@ static vla_status adopt_choices(vla_trainer *t, vla_error *err)
 static vla_status start_state(vla_trainer *t, vla_error *err)
 {
     const vla_trainer_options *o = &t->options;
+    VLA_TRY(vlai_state_check_allowed(t->from ? vla_checkpoint_state(t->from) : NULL, t->from ? vla_checkpoint_path(t->from) : "", o,
+                                     t->samples.count, err));
     if (!t->from)
         return t->model.init ? t->model.init(t->model.user, t->store, err) : VLA_OK;
     const char *state = vla_checkpoint_state(t->from), *path = vla_checkpoint_path(t->from);

@@ -657,6 +657,11 @@ static vla_status make_options(vlai_wallx_task *t, vla_error *err)
     o.group_count = groups;
     o.schedule = schedule.kind == VLAI_SCHEDULE_COSINE ? VLA_LR_COSINE : VLA_LR_CONSTANT;
     o.min_rate = schedule.min;
+    double peak = 0;
+    for (int g = 0; g < groups; g++)
+        peak = t->groups[g].rate > peak ? t->groups[g].rate : peak;
+    if (o.schedule == VLA_LR_COSINE && o.min_rate > peak)
+        vlai_warn("hyperparams.scheduler.min_lr %g lies above every learning rate (at most %g): the rate rises all the way", o.min_rate, peak);
     o.warmup = schedule.warmup;
     o.save_interval = c->logging.save_interval;
     o.validation_interval = c->logging.val_interval;

@@ -238,9 +238,188 @@ static void not_finite(void **state)
            "the gradient of 'visual.patch_embed.proj.weight' (nan at element 0)", "last good checkpoint: nan/0_2");
 }
 
+/* Numbers past what a 64-bit integer holds, that are none, or that nothing can be made of; options that contradict each other.
+ * Each is refused before anything is read or written, with the option, the value and what was wanted. */
+static void senseless_arguments(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *arguments;
+        const char *parts[PARTS];
+    } rows[] = {
+        {"train --config tiny.yml --stop-at 99999999999999999999", {"--stop-at '99999999999999999999'", "from 1 to 1000000000000000"}},
+        {"train --config=", {"--config ''", "not empty"}},
+        {"train --config tiny.yml --checkpoint.save_path=none --hyperparams.optimizer.eps=0", {"hyperparams.optimizer.eps is the number 0", "above 0"}},
+        {"train --config tiny.yml --checkpoint.save_path=none --data.lerobot_config.episodes=[]", {"data.lerobot_config.episodes", "an empty list", "null takes all"}},
+        {"train --config tiny.yml --checkpoint.save_path=none --logging.save_interval=2000000000000000", {"of at least 1 and at most 1e15"}},
+        {"preflight --config=tiny.yml --ranks=4097", {"--ranks 4097", "1 to 4096"}},
+        {"norm-stats --data_root set --hyperparams.seed=5", {"'--hyperparams.seed=5'", "--train_config"}},
+        {"norm-stats --train_config tiny.yml --threads 4097", {"--threads '4097'", "from 0 to 4096"}},
+        {"config --hyperparams.seed=5", {"'--hyperparams.seed=5'", "vla config --config FILE"}},
+        {"config nothing", {"'nothing' is not a section"}},
+        {"launch --time-limit nan train --config tiny.yml", {"--time-limit 'nan'", "a number"}},
+        {"launch --nnodes 4097 train --config tiny.yml", {"--nnodes 4097", "1 to 4096"}},
+        {"launch --nproc 2 --gpus 3 train --config tiny.yml", {"--nproc '2' and --gpus '3'"}},
+        {"predict run --steps 100001", {"steps: 100001", "0 to 100000"}},
+        {"predict run --batch 4097", {"batch: 4097", "1 to 4096"}},
+        {"predict run run", {"2 checkpoints or run folders were named"}},
+        {"parity --device tpu none", {"--device 'tpu'", "cpu, cuda"}},
+        {"inspect plan --config tiny.yml --text --json", {"--text and --json exclude each other"}},
+        {"inspect batch --config tiny.yml --validation --step 1000", {"--step 1000", "held-out samples make"}},
+        {"inspect batch --config tiny.yml --step 1000000000000001", {"from 1 to 1000000000000000"}},
+        {"bench --config tiny.yml --plain --switches", {"--plain and --switches exclude each other"}},
+        {"bench --config tiny.yml --batch 1 --batches 2", {"--batch and --batches exclude each other"}},
+        {"bench --config tiny.yml --loader --batch 2", {"--loader and --batch exclude each other"}},
+        {"bench --config tiny.yml --seconds 0", {"--seconds 0", "above 0"}},
+        {"bench --config tiny.yml --memory-limit -1", {"--memory-limit -1", "0 to 10^6"}},
+        {"bench --config tiny.yml --text-tokens 1000001", {"--text-tokens 1000001", "at most 1000000"}},
+        {"bench --config tiny.yml --against none", {"--against goes with --nproc"}},
+        {"init none --preset demo --threads 4097", {"--threads: 4097", "0 to 4096"}},
+        {"init none --preset demo --dry-run=1", {"--dry-run takes no value"}},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        expect(2, rows[i].arguments, rows[i].parts);
+    assert_false(vlai_is_dir(tiny_at("none")));
+    EXPECT(0, "help synth", "Usage: vla synth OUT");
+    EXPECT(0, "help", "Usage: vla COMMAND");
+}
+
+/* A switch of performance that is neither 0 nor 1, and a number that is none. */
+static void senseless_environment(void **state)
+{
+    (void)state;
+    static const char *const rows[][3] = {
+        {"WALLX_PERF_COMPILE=false", "WALLX_PERF_COMPILE is 'false'", "wanted 1 (on) or 0 (off)"},
+        {"WALLX_PERF_LOG=2", "WALLX_PERF_LOG is '2'", "wanted 1 (on) or 0 (off)"},
+        {"WALLX_PERF_BUCKET=many", "WALLX_PERF_BUCKET is 'many'", "from 1 to 1000000"},
+        {"WALLX_PERF_COMPILE_RECOMP_LIMIT=1", "WALLX_PERF_COMPILE_RECOMP_LIMIT is '1'", "from 2 to 1000000"},
+    };
+    static const char *const commands[] = {"train --config tiny.yml --checkpoint.save_path=none", "preflight --config tiny.yml",
+                                           "bench --config tiny.yml --batch 1 --steps 1 --side 56"};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        for (int c = 0; c < 3; c++) {
+            assert_int_equal(tiny_run(rows[i][0], commands[c]), 2);
+            tiny_said(rows[i][1]);
+            tiny_said(rows[i][2]);
+        }
+    assert_int_equal(tiny_run("WALLX_PERF_COMPILE=0 WALLX_PERF_BUCKET=0 OPTIMIZER_FUSED=", "preflight --config tiny.yml"), 0);
+}
+
+/* A folder or a device where a file is wanted, and the other way round. */
+static void kinds_of_files(void **state)
+{
+    (void)state;
+    EXPECT(3, "train --config set", "set: is a folder, wanted a file");
+    EXPECT(3, "train --config /dev/null", "/dev/null: is no regular file");
+    EXPECT(3, "predict start/model.safetensors", "start/model.safetensors: is a file, wanted a checkpoint folder");
+    tiny_must("train --config tiny.yml --checkpoint.save_path=kinds --stop-at 1");
+    EXPECT(3, "predict kinds --out tiny.yml", "tiny.yml: exists and is not a directory");
+    char *text = tiny_read("log", NULL);
+    assert_null(strstr(text, "mean L1 error")); /* found out before the work */
+    vlai_free(text);
+    EXPECT(3, "inspect batch --config tiny.yml --out tiny.yml", "tiny.yml: exists and is not a directory");
+}
+
+/* What resuming may pass over is one of what it compares, with a checkpoint or without. */
+static void allowed_names(void **state)
+{
+    (void)state;
+    shell("rm -rf names");
+    EXPECT(2, "train --config tiny.yml --checkpoint.save_path=names --stop-at 1 --allow-change sed", "--allow-change: a state has no 'sed'", "seed", "batch",
+           "contract", "or all");
+    tiny_must("train --config tiny.yml --checkpoint.save_path=names --stop-at 1 --allow-change seed,data,contract.action");
+    EXPECT(2, "train --config tiny.yml --checkpoint.save_path=names --resume --stop-at 2 --allow-change seed,nothing", "--allow-change: a state has no 'nothing'");
+    tiny_must("train --config tiny.yml --checkpoint.save_path=names --resume --stop-at 2 --allow-change seed,data.digest");
+}
+
+/* Where no checkpoint of a run can be read, --resume does not begin anew; a path that is too long is not passed over either. */
+static void resume_of_what_is_damaged(void **state)
+{
+    (void)state;
+    char line[8192], name[201];
+    shell("rm -rf hurt");
+    tiny_must("train --config tiny.yml --checkpoint.save_path=hurt --stop-at 2");
+    shell("cp -r hurt hurt2 && truncate -s 10 hurt/0_2/model.safetensors && truncate -s 10 hurt2/0_2/checksums.json");
+    EXPECT(3, "train --config tiny.yml --checkpoint.save_path=hurt --resume", "hurt/0_2/model.safetensors", "10 bytes", "no checkpoint in hurt can be resumed",
+           "rename it");
+    EXPECT(3, "train --config tiny.yml --checkpoint.save_path=hurt2 --resume=hurt2/0_2", "hurt2/0_2/checksums.json", "the checkpoint is damaged",
+           "take an older checkpoint");
+    assert_true(vlai_is_dir(tiny_at("hurt/0_2")));
+    shell("mv hurt/0_2 hurt/broken");
+    tiny_must("train --config tiny.yml --checkpoint.save_path=hurt --resume --stop-at 1");
+    memset(name, 'd', sizeof name - 1);
+    name[sizeof name - 1] = 0;
+    int at = snprintf(line, sizeof line, "train --config tiny.yml --checkpoint.save_path=hurt --resume ");
+    for (int i = 0; i < 25; i++)
+        at += snprintf(line + at, sizeof line - (size_t)at, "%s/", name);
+    EXPECT(2, line, "path too long");
+}
+
+/* Descriptors that the parent has closed do not go to files of the run, and what cannot be printed is an error. */
+static void closed_descriptors(void **state)
+{
+    (void)state;
+    shell(VLA_TEST_PROGRAM " train --config tiny.yml --checkpoint.save_path=shut --stop-at 2 <&- >&- 2>&-");
+    EXPECT(0, "inspect checkpoint shut", "0_2: whole; step 2");
+    shell("head -c 10 shut/metrics.jsonl | grep -q '^{\"step\": 1'");
+    shell("[ \"$(wc -l <shut/metrics.jsonl)\" = 2 ]");
+    shell("{ " VLA_TEST_PROGRAM " config >&- 2>log; [ $? = 3 ]; } && grep -q 'the output could not be written' log");
+}
+
+/* Limits of memory under which libraries crash or hang are said instead, by every command. Below 300 MB libraries are not even
+ * loaded, and a sanitizer's program runs under none: both end with codes of their own. */
+static void limits_of_memory(void **state)
+{
+    (void)state;
+    shell("(ulimit -s 128; " VLA_TEST_PROGRAM " check set >log 2>&1; [ $? = 4 ]) && grep -q 'the stack is limited to 128 kB, wanted 256 kB' log");
+    shell("for kb in $(seq 100000 50000 600000); do (ulimit -v $kb; timeout -s KILL 60 " VLA_TEST_PROGRAM " --version >log 2>&1; c=$?; "
+          "[ $c != 137 ] && { [ $c != 4 ] || grep -q 'the address space is limited to' log; }) || exit 1; done");
+    shell("(ulimit -v 400000; timeout -s KILL 60 " VLA_TEST_PROGRAM " train --config tiny.yml --checkpoint.save_path=tight >log 2>&1; [ $? != 0 ] && [ $? != 137 ])");
+}
+
+/* A signal while a set, a model or a file of weights is written leaves nothing of it behind. */
+static void signals_leave_nothing(void **state)
+{
+    (void)state;
+    static const char *const commands[] = {
+        "synth gone --episodes 2000 --length 20 --size 128x128 --storage image",
+        "init gone/ --preset demo --hidden 1024 --heads 4 --layers 8 --intermediate 4096",
+        "convert big gone",
+        "convert big gone.safetensors",
+    };
+    shell("mkdir -p alone");
+    tiny_must("init alone/big --preset demo --hidden 1024 --heads 4 --layers 4 --intermediate 4096");
+    for (size_t c = 0; c < sizeof commands / sizeof *commands; c++)
+        for (int ms = 20; ms < 700; ms = ms * 7 / 4) {
+            char line[1024];
+            snprintf(line, sizeof line, "cd alone && { timeout --preserve-status -s %s 0.%03d " VLA_TEST_PROGRAM " %s >../log 2>&1; c=$?; "
+                     "[ $c = 0 ] || { [ $c = %d ] && [ \"$(ls -A)\" = big ]; }; } && rm -rf gone*", ms % 2 ? "INT" : "TERM", ms, commands[c], ms % 2 ? 130 : 143);
+            shell(line);
+        }
+    shell("rm -rf alone");
+}
+
+/* A full disk behind it leaves no folder that was made for the weights; a run folder stands for its newest checkpoint. */
+static void conversions(void **state)
+{
+    (void)state;
+    shell("rm -rf made && { (ulimit -f 100; " VLA_TEST_PROGRAM " convert start made >log 2>&1); [ $? = 3 ]; } && grep -q 'cannot write: File too large' log && "
+          "! [ -e made ]");
+    shell("mkdir made && cp tiny.yml made && { (ulimit -f 100; " VLA_TEST_PROGRAM " convert start made >log 2>&1); [ $? = 3 ]; } && [ \"$(ls -A made)\" = tiny.yml ]");
+    tiny_must("train --config tiny.yml --checkpoint.save_path=newest --stop-at 2");
+    EXPECT(0, "convert newest made", "source: newest/0_2\n", "62 written to made");
+    EXPECT(0, "inspect checkpoint newest", "0_2: whole");
+    shell("cmp made/config.json newest/0_2/config.json");
+    shell("cp -r newest emptied && rm -r emptied/0_2");
+    EXPECT(3, "convert emptied made", "emptied: no whole checkpoint in it");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(senseless_arguments), cmocka_unit_test(senseless_environment), cmocka_unit_test(kinds_of_files),
+        cmocka_unit_test(allowed_names), cmocka_unit_test(resume_of_what_is_damaged), cmocka_unit_test(closed_descriptors),
+        cmocka_unit_test(limits_of_memory), cmocka_unit_test(signals_leave_nothing), cmocka_unit_test(conversions),
         cmocka_unit_test(unsupported_set), cmocka_unit_test(partial_download), cmocka_unit_test(frame_count),
         cmocka_unit_test(constant_dimension), cmocka_unit_test(cameras), cmocka_unit_test(slots), cmocka_unit_test(disk),
         cmocka_unit_test(output_that_does_not_fit), cmocka_unit_test(episodes_listed_twice), cmocka_unit_test(instruction_bytes),

@@ -406,7 +406,7 @@ static void dump_is_a_configuration(void **state)
     assert_non_null(strstr(help, "max_bad_steps: 10\n"));
     assert_non_null(strstr(help, "an integer from 0 to 1024"));
     vlai_free(help);
-    assert_fails(vlai_config_help("nothing", &help, &err), VLA_E_NOT_FOUND, err, "'nothing' is not a section");
+    assert_fails(vlai_config_help("nothing", &help, &err), VLA_E_INVALID, err, "'nothing' is not a section");
 }
 
 /* docs/differences.md promises options: every `section.key` in it is one, and every `section.key: value` of a single word
