@@ -24,7 +24,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { IMAGE_LIMIT = 64, RANK_LIMIT = 8 };
+enum { RANK_LIMIT = 8 };
 
 /* Scratch of one stream of an accelerator, fixed so that a plan made without a device has the memory of the real one. */
 enum { DEVICE_WORKSPACE = 32 << 20 };
@@ -71,9 +71,9 @@ typedef struct request {
     const char *config, *device, *numerics, *recompute, *fuse;
     const char *const *overrides;
     size_t override_count;
-    int64_t batch, text_tokens, vocab; /* 0: not given */
-    int64_t images, ranks[RANK_LIMIT];
-    int32_t grid[3 * IMAGE_LIMIT];
+    int64_t batch; /* 0: not given */
+    vlai_wallx_sizes sizes;
+    int64_t ranks[RANK_LIMIT];
     int rank_count;
     bool text, json, backward, step;
 } request;
@@ -99,24 +99,6 @@ static bool read_count(const char *text, int64_t most, int64_t *out, const char 
     return true;
 }
 
-static vla_status want_grid(const char *text, request *r, vla_error *err)
-{
-    const char *p = text;
-    for (r->images = 0; r->images < IMAGE_LIMIT; r->images++) {
-        int64_t h, w;
-        if (!read_count(p, 4096, &h, &p) || *p++ != 'x' || !read_count(p, 4096, &w, &p))
-            break;
-        memcpy(&r->grid[3 * r->images], (int32_t[]){1, (int32_t)h, (int32_t)w}, 3 * sizeof(int32_t));
-        if (!*p) {
-            r->images++;
-            return VLA_OK;
-        }
-        if (*p++ != ',')
-            break;
-    }
-    return vlai_fail(err, VLA_E_INVALID, "--grid '%s': wanted HEIGHTxWIDTH in patches, for at most %d pictures, as in 18x18,18x18", text, IMAGE_LIMIT);
-}
-
 static vla_status want_ranks(const char *text, request *r, vla_error *err)
 {
     const char *p = text;
@@ -138,8 +120,8 @@ static int parse(int argc, char **argv, const char *name, bool graph, request *r
     const char *grid = NULL, *ranks = NULL;
     *r = (request){.device = "null", .ranks = {1, 4, 8}, .rank_count = 3};
     const arg_row options[] = {
-        {"--config", ARG_TEXT, &r->config}, {"--batch", ARG_COUNT, &r->batch}, {"--text-tokens", ARG_COUNT, &r->text_tokens},
-        {"--grid", ARG_TEXT, &grid},        {"--vocab", ARG_COUNT, &r->vocab}, {"--json", ARG_FLAG, &r->json},
+        {"--config", ARG_TEXT, &r->config}, {"--batch", ARG_COUNT, &r->batch}, {"--text-tokens", ARG_COUNT, &r->sizes.text_tokens},
+        {"--grid", ARG_TEXT, &grid},        {"--vocab", ARG_COUNT, &r->sizes.vocab}, {"--json", ARG_FLAG, &r->json},
         {"--device", ARG_TEXT, &r->device}, {"--recompute", ARG_TEXT, &r->recompute},
         {"--numerics", ARG_TEXT, &r->numerics}, {"--ranks", ARG_TEXT, &ranks}, {"--text", ARG_FLAG, &r->text}, {"--fuse", ARG_TEXT, &r->fuse},
         {"--step", ARG_FLAG, &r->step},
@@ -159,7 +141,7 @@ static int parse(int argc, char **argv, const char *name, bool graph, request *r
         fprintf(stderr, "vla %s: --text and --json exclude each other\n", name);
         return EXIT_USAGE;
     }
-    if ((grid && want_grid(grid, r, &err) != VLA_OK) || (ranks && want_ranks(ranks, r, &err) != VLA_OK))
+    if ((grid && vlai_wallx_grids_parse(grid, &r->sizes, &err) != VLA_OK) || (ranks && want_ranks(ranks, r, &err) != VLA_OK))
         return command_fail(name, &err);
     if (!r->config) {
         fprintf(stderr, "vla %s: no configuration\n  hint: --config FILE, for example configs/libero.yml\n", name);
@@ -190,7 +172,7 @@ static vla_status default_grids(const model *m, request *r, vla_error *err)
     const vlai_words *cameras = &m->train->keys.camera;
     vlai_image_processor p;
     vlai_image_processor_default(&p);
-    for (size_t i = 0; i < cameras->count && r->images < IMAGE_LIMIT; i++) {
+    for (size_t i = 0; i < cameras->count && r->sizes.images < VLAI_WALLX_PLAN_IMAGES; i++) {
         int64_t target = -1, grid[3];
         for (size_t k = 0; k < m->train->data.resolution.count; k++)
             if (!strcmp(m->train->data.resolution.names[k], cameras->values[i]))
@@ -201,7 +183,7 @@ static vla_status default_grids(const model *m, request *r, vla_error *err)
         vlai_image_size size;
         VLA_TRY(vlai_image_fit(target, target, target, &p.rule, &size, err));
         vlai_image_grid(&p, size.width, size.height, grid);
-        memcpy(&r->grid[3 * r->images++], (int32_t[]){1, (int32_t)grid[1], (int32_t)grid[2]}, 3 * sizeof(int32_t));
+        memcpy(&r->sizes.grid[3 * r->sizes.images++], (int32_t[]){1, (int32_t)grid[1], (int32_t)grid[2]}, 3 * sizeof(int32_t));
     }
     return VLA_OK;
 }
@@ -241,13 +223,13 @@ static vla_status load(request *r, model *m, vla_error *err)
     m->use = m->train->hyperparams.gradient_accumulation_steps > 1 ? VLA_STORE_ACCUMULATE : VLA_STORE_TRAIN;
     if (!r->batch)
         r->batch = m->train->hyperparams.batch_size_per_gpu;
-    if (!r->text_tokens)
-        r->text_tokens = TEXT_TOKENS;
-    if (r->vocab)
-        m->config.vocab_size = r->vocab;
-    if (!r->images)
+    if (!r->sizes.text_tokens)
+        r->sizes.text_tokens = TEXT_TOKENS;
+    if (r->sizes.vocab)
+        m->config.vocab_size = r->sizes.vocab;
+    if (!r->sizes.images)
         VLA_TRY(default_grids(m, r, err));
-    return vlai_wallx_shape_plan(&m->config, r->batch, r->text_tokens, m->train->task.action_horizon, r->images, r->grid, &m->shape, err);
+    return vlai_wallx_shape_plan(&m->config, r->batch, r->sizes.text_tokens, m->train->task.action_horizon, r->sizes.images, r->sizes.grid, &m->shape, err);
 }
 
 /* --- figures --- */
@@ -453,11 +435,11 @@ static void print_summary(const request *r, const model *m, const summary *s)
     int64_t tokens = (shape->tokens0 + shape->tokens1) / shape->samples;
     printf("%s: batch %lld, %s, device %s, %lld parameters, embedding of %lld rows\n", r->config, (long long)r->batch,
            vlai_numerics_name(m->numerics), r->device, (long long)s->parameters, (long long)m->config.vocab_size);
-    printf("a sample: %lld tokens = %lld text + %lld picture + %lld action;", (long long)tokens, (long long)r->text_tokens,
+    printf("a sample: %lld tokens = %lld text + %lld picture + %lld action;", (long long)tokens, (long long)r->sizes.text_tokens,
            (long long)(shape->units / shape->samples), (long long)shape->horizon);
-    for (int64_t i = 0; i < r->images; i++)
-        printf("%s %dx%d", i ? "," : " pictures of", r->grid[3 * i + 1], r->grid[3 * i + 2]);
-    printf("%s patches\n", r->images ? "" : " no");
+    for (int64_t i = 0; i < r->sizes.images; i++)
+        printf("%s %dx%d", i ? "," : " pictures of", r->sizes.grid[3 * i + 1], r->sizes.grid[3 * i + 2]);
+    printf("%s patches\n", r->sizes.images ? "" : " no");
     printf("planned: offsets by lifetime, recompute %s, %zu launches; plain: free lists, recompute none, %zu launches\n",
            recompute_names[m->recompute], s->planned[0].nodes, s->plain[0].nodes);
     for (int p = 0; m->fuse && p < VLAI_FUSE_COUNT; p++)
@@ -566,7 +548,7 @@ static vla_status run_plan(request *r, model *m, vla_error *err)
     for (size_t i = 0; i < vla_store_count(store); i++)
         s.parameters += vla_store_tensor(store, VLA_STORE_WEIGHT, i).elements;
     vla_store_destroy(store);
-    vlai_wallx_flops_of(&m->config, r->text_tokens, m->shape.horizon, 0, r->images, r->grid, &s.model_flops);
+    vlai_wallx_flops_of(&m->config, r->sizes.text_tokens, m->shape.horizon, 0, r->sizes.images, r->sizes.grid, &s.model_flops);
     s.seconds = now() - start;
     if (r->json)
         return print_json(r, m, &s, err);

@@ -21,6 +21,8 @@ static const char help[] =
     "  --device cpu|cuda|cuda:N|auto   the same as --training.device=\n"
     "  --ranks N              the run has N ranks, each with a GPU of its own: memory is that of one of them, host memory is shared by those\n"
     "                         of this machine (by all on CPUs), and NCCL (on CPUs Gloo) is looked for (1)\n"
+    "  --text-tokens N, --grid HxW[,HxW], --vocab N   plans are made for samples of so many text tokens, with pictures of such patches, and an\n"
+    "                         embedding of so many rows, instead of what data set and weights have\n"
     "  --json                 one JSON object: checks, memory in bytes, disk\n\n"
     "Exit codes: 0 all is well; 2 configuration; 3 data, file or disk; 4 memory (of the first failure).\n\n"
     "Examples:\n"
@@ -49,11 +51,13 @@ static vla_status print(const vlai_preflight *p, bool json, vla_error *err)
 int command_preflight(int argc, char **argv)
 {
     char device[64];
-    const char *path = NULL, *place = NULL;
+    const char *path = NULL, *place = NULL, *grid = NULL;
     int64_t ranks = 1;
     bool json = false;
+    vlai_preflight_options o = {0};
     const arg_row rows[] = {{"--config", ARG_TEXT, &path}, {"--config_path", ARG_TEXT, &path}, {"--device", ARG_TEXT, &place},
-                            {"--ranks", ARG_COUNT, &ranks}, {"--json", ARG_FLAG, &json}};
+                            {"--ranks", ARG_COUNT, &ranks}, {"--json", ARG_FLAG, &json},
+                            {"--text-tokens", ARG_COUNT, &o.sizes.text_tokens}, {"--grid", ARG_TEXT, &grid}, {"--vocab", ARG_COUNT, &o.sizes.vocab}};
     static args a; /* too large for a stack frame */
     a = (args){.name = "preflight", .help = help, .rows = rows, .count = sizeof rows / sizeof *rows, .overrides = true};
     if (argc < 2)
@@ -70,11 +74,14 @@ int command_preflight(int argc, char **argv)
         return vlai_fail(&err, VLA_E_INVALID, "--device '%.80s': wanted cpu, cuda, cuda:N or auto", place), command_fail("preflight", &err);
     if (place)
         a.override[a.overrides_given++] = device;
+    if (grid && vlai_wallx_grids_parse(grid, &o.sizes, &err) != VLA_OK)
+        return command_fail("preflight", &err);
+    o.ranks = (int)ranks;
     vlai_config *config = NULL;
     vlai_preflight p = {0};
     vla_status status = vlai_config_load(path, a.override, a.overrides_given, &config, &err);
     if (status == VLA_OK)
-        status = vlai_preflight_run(config, (int)ranks, &p, &err);
+        status = vlai_preflight_run(config, &o, &p, &err);
     if (status == VLA_OK)
         status = print(&p, json, &err);
     int code = status == VLA_OK ? EXIT_DONE : command_fail("preflight", &err);

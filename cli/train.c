@@ -486,7 +486,7 @@ static void say_short(view *v, const vlai_config *config, int ranks)
     vlai_preflight p;
     vla_error inner = VLA_ERROR_INIT;
     vlai_text text = {0};
-    if (vlai_preflight_run(config, ranks, &p, &inner) != VLA_OK)
+    if (vlai_preflight_run(config, &(vlai_preflight_options){.ranks = ranks}, &p, &inner) != VLA_OK)
         return;
     vlai_preflight_memory(&p, &text);
     if (text.data)

@@ -4,6 +4,36 @@
 #include "exec/store.h"
 #include "pass/pass.h"
 
+#include <stdlib.h>
+#include <string.h>
+
+static bool read_side(const char *text, int32_t *out, const char **end)
+{
+    char *stop;
+    long value = strtol(text, &stop, 10);
+    *end = stop;
+    *out = (int32_t)value;
+    return stop > text && value >= 1 && value <= 4096;
+}
+
+vla_status vlai_wallx_grids_parse(const char *text, vlai_wallx_sizes *out, vla_error *err)
+{
+    const char *p = text;
+    for (out->images = 0; out->images < VLAI_WALLX_PLAN_IMAGES; out->images++) {
+        int32_t *grid = &out->grid[3 * out->images];
+        grid[0] = 1;
+        if (!read_side(p, &grid[1], &p) || *p++ != 'x' || !read_side(p, &grid[2], &p))
+            break;
+        if (!*p) {
+            out->images++;
+            return VLA_OK;
+        }
+        if (*p++ != ',')
+            break;
+    }
+    return vlai_fail(err, VLA_E_INVALID, "--grid '%s': wanted HEIGHTxWIDTH in patches, for at most %d pictures, as in 18x18,18x18", text, VLAI_WALLX_PLAN_IMAGES);
+}
+
 /* The graph, narrowed and with its backward pass; nothing when it fails. The loss is that of the mean over micro-batches and ranks. */
 static vla_status differentiate(const vlai_wallx_config *config, const vlai_wallx_shape *shape, const vla_store *store, int64_t accumulation, vla_graph **out, vla_error *err)
 {

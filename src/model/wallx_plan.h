@@ -11,6 +11,19 @@
 
 VLA_BEGIN_DECLS
 
+enum { VLAI_WALLX_PLAN_IMAGES = 64 };
+
+/* What a plan takes samples for where there are none to measure; 0: not said. */
+typedef struct vlai_wallx_sizes {
+    int64_t text_tokens; /* of a sample, beside those of pictures and actions */
+    int64_t vocab;       /* rows of the embedding */
+    int64_t images;
+    int32_t grid[3 * VLAI_WALLX_PLAN_IMAGES]; /* of each picture of a sample: 1, height, width in patches */
+} vlai_wallx_sizes;
+
+/* "18x18,18x18" into images and grid. */
+vla_status vlai_wallx_grids_parse(const char *text, vlai_wallx_sizes *out, vla_error *err);
+
 /* Of a step of `accumulation` micro-batches (1 or more), whose gradients are added up as those of their mean. `gradients` (one per
  * parameter of the store) is raised as vla_graph_store_gradients says. The caller owns the plan. */
 vla_status vlai_wallx_plan_training(const vlai_wallx_config *config, const vlai_wallx_shape *shape, const vla_store *store,

@@ -369,10 +369,12 @@ static void close_first_part(look *l)
     l->has_contract = false;
 }
 
-vla_status vlai_preflight_run(const vlai_config *config, int ranks, vlai_preflight *out, vla_error *err)
+vla_status vlai_preflight_run(const vlai_config *config, const vlai_preflight_options *options, vlai_preflight *out, vla_error *err)
 {
+    static const vlai_preflight_options one = {.ranks = 1};
+    const vlai_preflight_options *o = options ? options : &one;
     *out = (vlai_preflight){0};
-    look l = {.config = config, .ranks = ranks, .out = out, .err = err};
+    look l = {.config = config, .ranks = o->ranks > 1 ? o->ranks : 1, .sizes = &o->sizes, .out = out, .err = err};
     check_config(&l);
     check_architecture(&l);
     check_processor(&l);

@@ -2,7 +2,7 @@
  * statistics, samples, weights, memory, disk.
  *
  *     vlai_preflight p;
- *     VLA_TRY(vlai_preflight_run(config, 1, &p, err));  // err: only what keeps it from looking (no memory)
+ *     VLA_TRY(vlai_preflight_run(config, NULL, &p, err));  // err: only what keeps it from looking (no memory)
  *     for (size_t i = 0; i < p.count; i++) puts(p.checks[i].text);
  *     vlai_preflight_fini(&p);
  *
@@ -13,6 +13,7 @@
 #define VLAI_PREFLIGHT_H
 
 #include "base/text.h"
+#include "model/wallx_plan.h"
 #include "train/config.h"
 #include "train/run_memory.h"
 
@@ -47,8 +48,13 @@ typedef struct vlai_preflight {
     int64_t keep_fits; /* keep_last that the disk has room for */
 } vlai_preflight;
 
-/* ranks: that will train together; memory is then that of one of them. */
-vla_status vlai_preflight_run(const vlai_config *config, int ranks, vlai_preflight *out, vla_error *err);
+typedef struct vlai_preflight_options {
+    int ranks;              /* that will train together (0: one); memory is then that of one of them */
+    vlai_wallx_sizes sizes; /* that plans are made for instead of what data and weights have */
+} vlai_preflight_options;
+
+/* options: NULL = one rank, and what there is. */
+vla_status vlai_preflight_run(const vlai_config *config, const vlai_preflight_options *options, vlai_preflight *out, vla_error *err);
 void vlai_preflight_fini(vlai_preflight *p);
 /* The first failure's status; VLA_OK when there is none. */
 vla_status vlai_preflight_status(const vlai_preflight *p);

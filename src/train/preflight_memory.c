@@ -122,6 +122,7 @@ static int64_t nearest_row(const prompts *p, int64_t tokens)
 
 typedef struct slots {
     const vla_samples *samples;
+    const vla_model *model; /* that plans are made of */
     void **items;
     int64_t count;
 } slots;
@@ -188,6 +189,78 @@ static vla_status measure_worker(const vlai_wallx_setup *s, size_t *bytes, vla_e
     return status;
 }
 
+/* ---- samples of other sizes ---- */
+
+/* A model whose batches have the sizes that were asked for, whatever the slots hold. */
+typedef struct assumed {
+    const vlai_wallx_setup *setup;
+    vlai_wallx_sizes sizes;
+    vla_model model;
+} assumed;
+
+static vla_status assumed_params(void *user, vla_store *store, vla_error *err)
+{
+    const vla_model *m = &((const assumed *)user)->setup->model;
+    return m->params(m->user, store, err);
+}
+
+static vla_status assumed_shape(void *user, void *const *slots, int64_t count, void *shape, vla_error *err)
+{
+    const assumed *a = user;
+    (void)slots;
+    return vlai_wallx_shape_plan(a->setup->config, count, a->sizes.text_tokens, a->setup->contract->horizon, a->sizes.images, a->sizes.grid, shape, err);
+}
+
+static vla_status assumed_build(void *user, const void *shape, vla_graph **out, vla_error *err)
+{
+    const vla_model *m = &((const assumed *)user)->setup->model;
+    return m->build(m->user, shape, out, err);
+}
+
+/* Tokens of a sample besides its text. */
+static int64_t other_tokens(const assumed *a)
+{
+    int64_t tokens = a->setup->contract->horizon;
+    for (int64_t i = 0; i < a->sizes.images; i++) {
+        const int32_t *g = &a->sizes.grid[3 * i];
+        tokens += vlai_image_tokens(&a->setup->contract->image, (int64_t[]){g[0], g[1], g[2]});
+    }
+    return tokens;
+}
+
+/* What was not asked for is what the data set has. */
+static void assume(look *l, const slots *made, assumed *a)
+{
+    const vlai_wallx_sizes *wanted = l->sizes;
+    const vlai_sample *sample = &((const vlai_wallx_slot *)made->items[0])->sample;
+    for (size_t i = 0; i < sample->picture_count && i < VLAI_WALLX_PLAN_IMAGES; i++)
+        for (int d = 0; d < 3; d++)
+            a->sizes.grid[3 * i + (size_t)d] = (int32_t)sample->pictures[i].grid[d];
+    a->sizes.images = (int64_t)sample->picture_count;
+    a->sizes.vocab = a->setup->config->vocab_size;
+    a->sizes.text_tokens = l->out->tokens_longest - other_tokens(a);
+    if (wanted->text_tokens)
+        a->sizes.text_tokens = wanted->text_tokens;
+    if (wanted->images) {
+        a->sizes.images = wanted->images;
+        memcpy(a->sizes.grid, wanted->grid, sizeof wanted->grid);
+    }
+    char pictures[512] = "no pictures";
+    for (int64_t i = 0, at = 0; i < a->sizes.images && at < (int64_t)sizeof pictures; i++)
+        at += snprintf(pictures + at, sizeof pictures - (size_t)at, "%s%dx%d", i ? ", " : "pictures of ", a->sizes.grid[3 * i + 1], a->sizes.grid[3 * i + 2]);
+    vlai_look_say(l, "sizes", VLAI_CHECK_OK, "a sample has %" PRId64 " text tokens%s and %s patches, the embedding %" PRId64 " rows", a->sizes.text_tokens,
+                  wanted->text_tokens ? "" : " at most", pictures, a->sizes.vocab);
+    if (!wanted->text_tokens && !wanted->images)
+        return;
+    l->out->tokens_longest = a->sizes.text_tokens + other_tokens(a);
+    l->out->tokens_batch = l->out->tokens_longest * a->setup->options.batch;
+    a->model = a->setup->model;
+    a->model.user = a;
+    a->model.params = assumed_params;
+    a->model.shape = assumed_shape;
+    a->model.build = assumed_build;
+}
+
 /* ---- settings that fit ---- */
 
 /* What is scarce: device memory on a GPU, else host memory, where the snapshot gives way by itself. */
@@ -201,7 +274,7 @@ static size_t peak_of(const vlai_wallx_setup *s, const slots *slots, const vlai_
 {
     vlai_run_memory m = {.loader = base->loader, .process = base->process};
     vla_error ignored = VLA_ERROR_INIT;
-    vla_status status = vlai_run_memory_plan(&s->model, &s->options.adamw, slots->items, settings, available, &m, &ignored);
+    vla_status status = vlai_run_memory_plan(slots->model, &s->options.adamw, slots->items, settings, available, &m, &ignored);
     return status == VLA_OK ? scarce(&m) : SIZE_MAX;
 }
 
@@ -300,7 +373,7 @@ static vla_status say_short(const vlai_preflight *p, size_t peak, size_t limit, 
                           1e-9 * (double)(on_device ? d->driver + d->collectives : m->loader + m->process));
 }
 
-static vla_status plan_run(look *l, prompts *p, slots *made, vlai_run_settings *settings, vla_error *err)
+static vla_status plan_run(look *l, prompts *p, slots *made, assumed *a, vlai_run_settings *settings, vla_error *err)
 {
     const vlai_wallx_setup *s = vlai_wallx_task_setup(l->task);
     const vla_trainer_options *o = &s->options;
@@ -317,6 +390,9 @@ static vla_status plan_run(look *l, prompts *p, slots *made, vlai_run_settings *
     int64_t count = validation > o->batch ? validation : o->batch;
     out->tokens_batch = batch_tokens(p, o->batch, &out->tokens_longest);
     VLA_TRY(fill_slots(p, &s->samples, count, (int64_t)ceil((double)out->tokens_batch * (double)count / (double)o->batch), made, err));
+    a->setup = s;
+    assume(l, made, a);
+    made->model = a->model.build ? &a->model : &s->model;
     vlai_loader_options loader = vlai_loader_of(o);
     int64_t workers = o->workers > 0 ? o->workers : 1;
     out->memory.loader = (size_t)vlai_loader_slots(&loader) * slot_bytes(made->items[0]) + (size_t)workers * worker;
@@ -329,7 +405,7 @@ static vla_status plan_run(look *l, prompts *p, slots *made, vlai_run_settings *
                                     .automatic = o->recompute_auto, .limit = o->memory_limit, .keep = o->memory_keep, .executor = l->executor,
                                     .shard = {sizeof(vla_shard_options), 0, l->ranks, o->bucket_bytes, o->zero}, .ranks_here = here, .overlap = o->overlap,
                                     .gradient_dtype = o->gradient_dtype};
-    return vlai_run_memory_plan(&s->model, &o->adamw, made->items, settings, out->available, &out->memory, err);
+    return vlai_run_memory_plan(made->model, &o->adamw, made->items, settings, out->available, &out->memory, err);
 }
 
 void vlai_look_memory(look *l)
@@ -338,13 +414,16 @@ void vlai_look_memory(look *l)
     vla_error e = VLA_ERROR_INIT;
     prompts *p = NULL;
     slots made = {0};
+    assumed a = {0};
     vlai_run_settings settings;
     if (!l->task) {
         vlai_look_say(l, "memory", VLAI_CHECK_SKIPPED, "needs a run that can start");
         return;
     }
+    if (l->sizes->vocab)
+        vlai_wallx_task_rows(l->task, l->sizes->vocab);
     p = vlai_calloc(1, sizeof *p);
-    vla_status status = p ? plan_run(l, p, &made, &settings, &e) : vlai_nomem(&e, sizeof *p);
+    vla_status status = p ? plan_run(l, p, &made, &a, &settings, &e) : vlai_nomem(&e, sizeof *p);
     if (vlai_look_judge(l, "memory", status, &e)) {
         out->planned = true;
         const vlai_run_device *d = &out->memory.device;

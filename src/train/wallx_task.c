@@ -73,6 +73,11 @@ const vlai_wallx_setup *vlai_wallx_task_setup(const vlai_wallx_task *t)
     return &t->setup;
 }
 
+void vlai_wallx_task_rows(vlai_wallx_task *t, int64_t rows)
+{
+    t->model.vocab_size = rows;
+}
+
 /* ---- samples ---- */
 
 static vla_status slot_create(void *user, void **slot, vla_error *err)

@@ -46,6 +46,9 @@ vla_status vlai_wallx_task_open(const vlai_config *config, vlai_wallx_task **out
 void vlai_wallx_task_close(vlai_wallx_task *task);
 const vlai_wallx_setup *vlai_wallx_task_setup(const vlai_wallx_task *task);
 
+/* Another number of embedding rows, for plans alone: such a task trains nothing. */
+void vlai_wallx_task_rows(vlai_wallx_task *task, int64_t rows);
+
 /* What checkpoint.resume_from names. */
 typedef enum vlai_resume_kind { VLAI_RESUME_NOTHING, VLAI_RESUME_WEIGHTS, VLAI_RESUME_RUN } vlai_resume_kind;
 vlai_resume_kind vlai_resume_kind_of(const char *path);

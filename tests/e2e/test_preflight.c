@@ -94,6 +94,54 @@ static void ranks_share_the_state(void **state)
     assert_true(output_has(" x 4096 ranks"));
 }
 
+enum { HORIZON = 4 }; /* of DEMO_CONFIG */
+
+/* Columns of the embedding. */
+static double hidden(void)
+{
+    json_t *c;
+    assert_ok(vlai_json_load(at("start/config.json"), &c, &err), err);
+    double n = json_number_value(json_object_get(c, "hidden_size"));
+    json_decref(c);
+    return n;
+}
+
+/* Samples of other sizes than the data set's, and another embedding: plans are made for those. */
+static void other_sizes(void **state)
+{
+    (void)state;
+    assert_int_equal(run("preflight --json --config " DEMO_CONFIG), 0);
+    json_t *all = result();
+    double weights = number(all, "memory", "weights"), activations = number(all, "memory", "activations"), longest = number(all, "tokens", "longest");
+    json_decref(all);
+    assert_int_equal(run("preflight --config " DEMO_CONFIG), 0);
+    char *text;
+    long own, rows;
+    int height, width;
+    assert_ok(vlai_read_file(at("out.txt"), 0, &text, NULL, &err), err);
+    const char *line = strstr(text, "ok   sizes ");
+    assert_non_null(line);
+    assert_int_equal(sscanf(strstr(line, "a sample"), "a sample has %ld text tokens at most and pictures of %dx%d patches, the embedding %ld rows", &own, &height, &width, &rows), 4);
+    assert_true(longest == (double)own + height * width / 4 + HORIZON);
+    vlai_free(text);
+    assert_int_equal(run("preflight --json --text-tokens 300 --config " DEMO_CONFIG), 0);
+    all = result();
+    assert_true(number(all, "tokens", "longest") == longest - (double)own + 300);
+    assert_true(number(all, "tokens", "batch") == 32 * number(all, "tokens", "longest"));
+    assert_true(number(all, "memory", "activations") > activations && number(all, "memory", "weights") == weights);
+    json_decref(all);
+    /* 8 x 12 patches are 24 tokens, and the vocabulary's rows are weights in fp32 */
+    assert_int_equal(run("preflight --json --text-tokens 300 --grid 8x12 --vocab 50000 --config " DEMO_CONFIG), 0);
+    all = result();
+    assert_true(number(all, "tokens", "longest") == 300 + 24 + HORIZON);
+    double grown = number(all, "memory", "weights") - weights, wanted = 4.0 * (double)(50000 - rows) * hidden();
+    assert_true(fabs(grown - wanted) <= 256); /* tensors begin at round offsets */
+    json_decref(all);
+    assert_int_equal(run("preflight --grid 8by12 --config " DEMO_CONFIG), 2);
+    assert_true(output_has("--grid '8by12': wanted HEIGHTxWIDTH"));
+    assert_int_equal(run("preflight --vocab none --config " DEMO_CONFIG), 2);
+}
+
 /* One call shows what is wrong in configuration, data, keys and weights together. */
 static void all_findings_at_once(void **state)
 {
@@ -237,6 +285,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(all_is_well),      cmocka_unit_test(all_findings_at_once), cmocka_unit_test(statistics_of_another_set),
         cmocka_unit_test(settings_that_fit), cmocka_unit_test(forecast_is_kept),     cmocka_unit_test(ranks_share_the_state),
+        cmocka_unit_test(other_sizes),
     };
     return cmocka_run_group_tests_name("preflight", tests, make_inputs, drop_root);
 }
