@@ -20,6 +20,14 @@ static char *read_or_empty(const char *name)
     return vlai_read_file(tiny_at(name), 0, &text, &n, &err) == VLA_OK ? text : vlai_strdup("");
 }
 
+/* The end of a file, for a message, which cmocka cuts. */
+static const char *tail(const char *name)
+{
+    const char *text = read_or_empty(name);
+    size_t n = strlen(text);
+    return n > 700 ? text + n - 700 : text;
+}
+
 static bool holds(const char *log, const char *part)
 {
     char *text = read_or_empty(log);
@@ -31,21 +39,25 @@ static bool holds(const char *log, const char *part)
 static void must_hold(const char *log, const char *part)
 {
     if (!holds(log, part))
-        fail_msg("%s lacks '%s':\n%s", log, part, read_or_empty(log));
+        fail_msg("%s lacks '%s':\n%s", log, part, tail(log));
 }
 
 static void must_end(pid_t child, int code, const char *log)
 {
     int found = tiny_wait(child);
     if (found != code)
-        fail_msg("code %d, wanted %d:\n%s", found, code, read_or_empty(log));
+        fail_msg("code %d, wanted %d:\n%s", found, code, tail(log));
 }
 
-static void until_holds(const char *log, const char *part, pid_t child)
+/* Until the file holds it; `child`, whose output is in `log`, must not end before. */
+static void until_holds(const char *file, const char *part, pid_t child, const char *log)
 {
-    for (double limit = vlai_now() + 60; !holds(log, part); nap(0.01))
-        if (vlai_now() > limit || kill(child, 0) != 0)
-            fail_msg("%s never held '%s':\n%s", log, part, read_or_empty(log));
+    siginfo_t ended = {.si_pid = 0};
+    for (double limit = vlai_now() + 60; !holds(file, part); nap(0.01)) {
+        waitid(P_PID, (id_t)child, &ended, WEXITED | WNOHANG | WNOWAIT);
+        if (ended.si_pid || vlai_now() > limit)
+            fail_msg("%s does not hold '%s', and the program %s:\n%s", file, part, ended.si_pid ? "has ended" : "goes on", tail(log));
+    }
 }
 
 /* The process of one rank among the launcher's children; 0: it does not run (yet). */
@@ -80,7 +92,7 @@ static pid_t until_rank(pid_t launcher, int rank)
     pid_t pid = 0;
     for (double limit = vlai_now() + 20; !(pid = rank_of(launcher, rank)); nap(0.005))
         if (vlai_now() > limit)
-            fail_msg("rank %d never ran:\n%s", rank, read_or_empty("log"));
+            fail_msg("rank %d never ran:\n%s", rank, tail("log"));
     return pid;
 }
 
@@ -121,7 +133,7 @@ static void refused(const char *what, machines m, const char *part, const char *
     double began = vlai_now();
     int code_a = tiny_wait(m.a), code_b = tiny_wait(m.b);
     if (code_a != 2 || code_b != 2 || vlai_now() - began > 20)
-        fail_msg("%s: codes %d and %d, wanted 2 and 2 within 20 s:\n%s\n%s", what, code_a, code_b, read_or_empty("log.a"), read_or_empty("log.b"));
+        fail_msg("%s: codes %d and %d, wanted 2 and 2 within 20 s:\n%s\n%s", what, code_a, code_b, tail("log.a"), tail("log.b"));
     for (int i = 0; i < 2; i++) {
         const char *log = i ? "log.b" : "log.a";
         must_hold(log, "rank 1");
@@ -167,7 +179,7 @@ static void with_copies(const char *spoil, const char *save, const char *codes, 
              ">log.$r 2>&1 & pids=\"$pids $!\"; done; for p in $pids; do wait $p; case $? in %s) ;; *) exit 1; esac; done",
              tiny_root, spoil, vlai_free_port(), VLA_TEST_PROGRAM, save, codes);
     if (system(command) != 0)
-        fail_msg("%s\n%s\n%s", command, read_or_empty("log.0"), read_or_empty("log.1"));
+        fail_msg("%s\n%s\n%s", command, tail("log.0"), tail("log.1"));
     must_hold("log.0", part);
     must_hold("log.1", part);
 }
@@ -272,7 +284,7 @@ static void two_machines_train(void **state)
              "%s/run_wallx_baseline.sh --device cpu --training.threads=1 --resume --stop-at 8 >log.$r 2>&1 & pids=\"$pids $!\"; done; for p in $pids; do wait $p || exit 1; done",
              tiny_root, VLA_TEST_PROGRAM, port, VLA_TEST_ROOT);
     if (system(command) != 0)
-        fail_msg("%s\n%s\n%s", command, read_or_empty("log.0"), read_or_empty("log.1"));
+        fail_msg("%s\n%s\n%s", command, tail("log.0"), tail("log.1"));
     must_hold("log.0", "global_step: 6");
     assert_true(vlai_is_dir(tiny_at("two/0_8")));
 }
@@ -288,7 +300,7 @@ static void signals_save(void **state)
         snprintf(arguments, sizeof arguments, "launch --nproc 2 " TRAIN "--hyperparams.scheduler.num_training_steps=100000 --hyperparams.num_epoch=100000 "
                  "--checkpoint.save_path=%s", run);
         pid_t launcher = tiny_start(NULL, arguments, "log");
-        until_holds(metrics, "\"step\": 2,", launcher);
+        until_holds(metrics, "\"step\": 2,", launcher, "log");
         /* at the launcher, or at one rank, as a batch system may do */
         kill(i ? until_rank(launcher, 1) : launcher, numbers[i]);
         must_end(launcher, 75, "log");
@@ -308,14 +320,14 @@ static void killed(int rank, const char *run, const char *until, const char *mor
     pid_t launcher = tiny_start(NULL, arguments, "log");
     pid_t pid = until_rank(launcher, rank), others[3];
     if (until)
-        until_holds(metrics, until, launcher);
+        until_holds(metrics, until, launcher, "log");
     for (int r = 0; r < 3; r++)
         others[r] = until_rank(launcher, r);
     double began = vlai_now();
     assert_int_equal(kill(pid, SIGKILL), 0);
     must_end(launcher, 128 + SIGKILL, "log");
     if (vlai_now() - began > 10)
-        fail_msg("%.1f s:\n%s", vlai_now() - began, read_or_empty("log"));
+        fail_msg("%.1f s:\n%s", vlai_now() - began, tail("log"));
     for (int r = 0; r < 3; r++)
         assert_true(gone(others[r]));
     char line[64];
@@ -341,7 +353,7 @@ static void a_killed_launcher(void **state)
     (void)state;
     pid_t launcher = tiny_start(NULL, "launch --nproc 2 " TRAIN "--hyperparams.scheduler.num_training_steps=100000 --hyperparams.num_epoch=100000 "
                                 "--checkpoint.save_path=orphans", "log");
-    until_holds("orphans/metrics.jsonl", "\"step\": 1,", launcher);
+    until_holds("orphans/metrics.jsonl", "\"step\": 1,", launcher, "log");
     pid_t ranks[2] = {until_rank(launcher, 0), until_rank(launcher, 1)};
     kill(launcher, SIGKILL);
     assert_int_equal(tiny_wait(launcher), 128 + SIGKILL);
@@ -358,7 +370,7 @@ static void a_lost_machine(void **state)
     (void)state;
     machines m = start_two(NULL, NULL, TRAIN "--hyperparams.scheduler.num_training_steps=100000 --hyperparams.num_epoch=100000 "
                            "--checkpoint.save_path=half", "");
-    until_holds("half/metrics.jsonl", "\"step\": 2,", m.a);
+    until_holds("half/metrics.jsonl", "\"step\": 2,", m.a, "log.a");
     double began = vlai_now();
     kill(m.b, SIGKILL);
     tiny_wait(m.b);
@@ -386,7 +398,7 @@ static void a_stopped_rank(void **state)
         skip();
     pid_t launcher = tiny_start(NULL, "launch --nproc 3 " TRAIN "--hyperparams.scheduler.num_training_steps=100000 --hyperparams.num_epoch=100000 "
                                 "--checkpoint.save_path=still", "log");
-    until_holds("still/metrics.jsonl", "\"step\": 2,", launcher);
+    until_holds("still/metrics.jsonl", "\"step\": 2,", launcher, "log");
     pid_t rank = until_rank(launcher, 1);
     double began = vlai_now();
     kill(rank, SIGSTOP);
