@@ -53,7 +53,7 @@ static void must_end(pid_t child, int code, const char *log)
 static void until_holds(const char *file, const char *part, pid_t child, const char *log)
 {
     siginfo_t ended = {.si_pid = 0};
-    for (double limit = vlai_now() + 60; !holds(file, part); nap(0.01)) {
+    for (double limit = vlai_now() + 240; !holds(file, part); nap(0.01)) { /* only a hang takes so long */
         waitid(P_PID, (id_t)child, &ended, WEXITED | WNOHANG | WNOWAIT);
         if (ended.si_pid || vlai_now() > limit)
             fail_msg("%s does not hold '%s', and the program %s:\n%s", file, part, ended.si_pid ? "has ended" : "goes on", tail(log));
@@ -90,7 +90,7 @@ static pid_t rank_of(pid_t launcher, int rank)
 static pid_t until_rank(pid_t launcher, int rank)
 {
     pid_t pid = 0;
-    for (double limit = vlai_now() + 20; !(pid = rank_of(launcher, rank)); nap(0.005))
+    for (double limit = vlai_now() + 60; !(pid = rank_of(launcher, rank)); nap(0.005))
         if (vlai_now() > limit)
             fail_msg("rank %d never ran:\n%s", rank, tail("log"));
     return pid;

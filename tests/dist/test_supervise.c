@@ -168,7 +168,7 @@ static void must_say(const char *part)
 /* Waits until `count` ranks have said that they are ready. */
 static void until_ready(int count)
 {
-    double limit = vlai_now() + 20;
+    double limit = vlai_now() + 60;
     for (int n = 0; n < count;) {
         n = 0;
         for (int r = 0; r < count; r++) {
