@@ -90,6 +90,8 @@ static void run_case(const char *dir, options *o)
         print_json(c, pass, status == VLA_OK ? NULL : err.message);
     else
         print_text(c, pass);
+    if (status == VLA_OK && c->count == 0 && !c->skipped)
+        fprintf(stderr, "vla parity: %s: nothing was compared: case.json lists no items, or outputs hold none of them\n", c->name);
     if (status != VLA_OK) {
         fprintf(stderr, "vla parity: %s\n", err.message);
         if (err.hint[0])

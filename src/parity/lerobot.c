@@ -142,7 +142,8 @@ static vla_status compare_planes(run *r, const vla_feature *camera, vla_error *e
     for (int64_t p = 0; p < r->picks && status == VLA_OK; p++) {
         vlai_frame frame;
         status = vlai_frame_decode(r->reader, r->rows[p], camera, &frame, err);
-        if (status == VLA_OK && (size_t)frame.width * (size_t)frame.height * 3 / 2 == one)
+        size_t luma = status == VLA_OK ? (size_t)frame.width * (size_t)frame.height : 0;
+        if (status == VLA_OK && luma + 2 * (size_t)((frame.width + 1) / 2) * (size_t)((frame.height + 1) / 2) == one)
             copy_planes(&frame, got + (size_t)p * one);
     }
     if (status == VLA_OK)
@@ -162,6 +163,8 @@ static vla_status compare_pictures(run *r, const vla_feature *camera, const char
     if (!view)
         return VLA_OK;
     int64_t n = offsets ? (int64_t)json_array_size(offsets) : 1;
+    if (n < 1)
+        return vlai_fail(err, VLA_E_FORMAT, "case.json: options.picture_offsets is empty, but outputs.safetensors has '%s'", name);
     size_t one = view->bytes / (size_t)(r->picks * n);
     uint8_t *got = vlai_calloc((size_t)(r->picks * n), one), *pads = vlai_calloc((size_t)r->picks, (size_t)n);
     int64_t *rows = vlai_array((size_t)n, sizeof *rows);
@@ -221,6 +224,8 @@ static vla_status compare_picks(run *r, const json_t *picks, vla_error *err)
 static vla_status find_rows(run *r, const json_t *picks, vla_error *err)
 {
     r->picks = (int64_t)json_array_size(picks);
+    if (r->picks < 1)
+        return vlai_fail(err, VLA_E_FORMAT, "case.json: 'picks' is not a list of episodes and frames");
     r->rows = vlai_array((size_t)r->picks + 1, sizeof *r->rows);
     if (!r->rows)
         return vlai_nomem(err, (size_t)r->picks * sizeof *r->rows);
@@ -232,7 +237,7 @@ static vla_status find_rows(run *r, const json_t *picks, vla_error *err)
         VLA_TRY(vlai_json_need_int(pick, "frame", "case.json", &frame, err));
         r->rows[p] = -1;
         for (int64_t e = 0; e < info->episodes; e++)
-            if (vla_dataset_episode(r->set, e)->index == episode && frame < vla_dataset_episode(r->set, e)->length)
+            if (vla_dataset_episode(r->set, e)->index == episode && frame >= 0 && frame < vla_dataset_episode(r->set, e)->length)
                 r->rows[p] = vla_dataset_episode(r->set, e)->first_row + frame;
         if (r->rows[p] < 0)
             return vlai_fail(err, VLA_E_NOT_FOUND, "pick %lld: no episode %lld with frame %lld", (long long)p,

@@ -67,11 +67,14 @@ static vla_status to_double(const vlai_tensor_view *t, const char *name, double 
     return VLA_OK;
 }
 
+/* Rows of one or more columns: the last dimension is theirs. */
 static vla_status to_float(const vlai_tensor_view *t, const char *name, float **out, vla_error *err)
 {
     *out = NULL;
     if (!t)
         return vlai_fail(err, VLA_E_NOT_FOUND, "there is no tensor '%s'", name);
+    if (t->rank < 1)
+        return vlai_fail(err, VLA_E_SHAPE, "%s: '%s' is a single number, wanted rows", t->file, t->name);
     float *values = vlai_array(t->elements ? (size_t)t->elements : 1, sizeof *values);
     if (!values)
         return vlai_nomem(err, (size_t)t->elements * sizeof *values);
@@ -313,6 +316,11 @@ static vla_status rotation_rows(vlai_parity_case *c, const pair *p, size_t k, vl
     if (rotations[k].reference)
         VLA_TRY_GOTO(to_double(vlai_safetensors_find(p->in, rotations[k].reference), rotations[k].reference, &reference, err),
                      done);
+    if (reference && vlai_safetensors_find(p->in, rotations[k].reference)->elements != rotations[k].in) {
+        status = vlai_fail(err, VLA_E_SHAPE, "inputs.safetensors: '%s' has %lld elements, wanted %d", rotations[k].reference,
+                           (long long)vlai_safetensors_find(p->in, rotations[k].reference)->elements, rotations[k].in);
+        goto done;
+    }
     int64_t rows = in->elements / rotations[k].in;
     double worst = want->elements == rows * rotations[k].out ? 0 : INFINITY, bound = vlai_parity_bound(c, "f64");
     for (int64_t i = 0; worst < INFINITY && i < rows; i++) {

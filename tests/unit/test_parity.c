@@ -116,6 +116,12 @@ static const struct {
     {"wallx-sample-narrow", "inputs.safetensors", "dof_mask", FILLED, 1, "does not mask exactly the others"},
     {"wallx-sample-narrow", "inputs.safetensors", "noise", DROPPED, 0, "no tensor 'noise'"},
     {"wallx-mask-marks", "inputs.safetensors", "m0.positional_masks.padding_positions", SHORTER, 0, "padding_positions' has 9 elements, wanted 18"},
+    {"wallx-normalise", "inputs.safetensors", "g0.state", DROPPED, 0, "no tensor 'state'"},
+    {"wallx-normalise", "inputs.safetensors", "g0.action.q01", SHORTER, 0, "g0.action: q01 and q99 differ in length"},
+    {"wallx-normalise", "outputs.safetensors", "g0.dof_mask", SHORTER, 0, NULL},
+    {"wallx-rotation", "inputs.safetensors", "compose.state.rpy", SHORTER, 0, "'compose.state.rpy' has 2 elements, wanted 3"},
+    {"wallx-sample-time", "inputs.safetensors", "g0.draw", DROPPED, 0, "no tensor 'draw'"},
+    {"wallx-state-string", "inputs.safetensors", "g0.mask", SHORTER, 0, "'g0.mask' and the state differ in size"},
     {"wallx-mask-marks", "outputs.safetensors", "m0.mask", SHORTER, 0, "'m0.mask' has 81 elements, wanted 162"},
 };
 
