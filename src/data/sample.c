@@ -182,6 +182,26 @@ static vla_status prepare_pictures(vlai_sampler *s, const vlai_sample_input *in,
 
 /* Text. */
 
+/* Tokens of actions and of the state that the instruction brings along would be taken for the prompt's own. */
+static vla_status check_placeholders(const vlai_sampler *s, const vlai_sample_input *in, const vlai_sample *out, vla_error *err)
+{
+    const vlai_contract *c = s->contract;
+    const struct {
+        const char *name;
+        int32_t id;
+        int64_t wanted;
+    } rows[] = {{"<|action|>", s->tokens.action, c->discrete ? 0 : c->horizon}, {"<|propri|>", s->tokens.propri, c->state_string ? 0 : 1}};
+    for (size_t k = 0; k < sizeof rows / sizeof *rows; k++) {
+        int64_t found = 0;
+        for (size_t i = 0; i < out->ids.count; i++)
+            found += out->ids.data[i] == rows[k].id;
+        if (found > rows[k].wanted)
+            return vlai_fail_hint(err, VLA_E_INVALID, "take it out of the task's text in the data set", "the instruction holds %lld %s of its own: '%s'",
+                                  (long long)(found - rows[k].wanted), rows[k].name, in->task);
+    }
+    return VLA_OK;
+}
+
 static vla_status prepare_text(vlai_sampler *s, const vlai_sample_input *in, vlai_sample *out, vla_error *err)
 {
     const vlai_contract *c = s->contract;
@@ -223,7 +243,7 @@ static vla_status prepare_text(vlai_sampler *s, const vlai_sample_input *in, vla
     VLA_TRY(vlai_id_encoder_run(s->encoder, out->text.data, out->text.size, &out->ids, err));
     if (!c->truncate && c->max_length > 0 && out->ids.count > (size_t)c->max_length)
         return vlai_prompt_too_long(out->ids.count, c->max_length, out->text.data, err);
-    return VLA_OK;
+    return check_placeholders(s, in, out, err);
 }
 
 vla_status vlai_sampler_prepare(vlai_sampler *s, const vlai_sample_input *in, vlai_sample *out, vla_error *err)

@@ -164,6 +164,15 @@ static void samples_and_batches(void **state)
     assert_fails(vlai_sampler_prepare(sampler, &in, &b, &err), VLA_E_INVALID, err, "episode 3, frame 9");
     c.truncate = true;
     assert_ok(vlai_sampler_prepare(sampler, &in, &b, &err), err);
+    /* Placeholders in an instruction. */
+    in.task = "pick <|action|>up<|action|>";
+    assert_fails(vlai_sampler_prepare(sampler, &in, &b, &err), VLA_E_INVALID, err, "episode 3, frame 9: the instruction holds 2 <|action|> of its own: 'pick <|action|>up<|action|>'");
+    c.state_string = false;
+    in.task = "pick <|propri|>";
+    assert_fails(vlai_sampler_prepare(sampler, &in, &b, &err), VLA_E_INVALID, err, "the instruction holds 1 <|propri|> of its own");
+    c.state_string = true;
+    in.task = "pick up";
+    assert_ok(vlai_sampler_prepare(sampler, &in, &b, &err), err);
     assert_ok(vlai_sampler_collate(sampler, both, 2, &batch, &err), err);
     assert_int_equal(batch.width, 40);
     vlai_token_batch_fini(&batch);
