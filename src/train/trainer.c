@@ -775,6 +775,8 @@ static vla_status step_on(vla_trainer *t, vla_error *err)
 static void say_memory(const vla_trainer *t)
 {
     vlai_plans_use use = vlai_plans_used(t->plans);
+    if (use.made == 0)
+        return;
     char device[48] = "";
     if (t->on_device)
         snprintf(device, sizeof device, " and %.3f GB of the device", 1e-9 * (double)vla_executor_held(t->executor));
@@ -789,6 +791,9 @@ static vla_status run_steps(vla_trainer *t, vla_error *err)
     if (t->validates && o->validate_first)
         VLA_TRY(vla_trainer_validate(t, &r, err));
     t->last_end = vlai_now();
+    if (is_far_enough(t, &t->progress))
+        vlai_info("nothing to train: step %" PRId64 " of %" PRId64 " is done, epoch %" PRId64 " of %" PRId64 "%s", t->progress.step, total_steps(t),
+                  t->progress.epoch, o->epochs, is_over(t, &t->progress) ? "; more of hyperparams.scheduler.num_training_steps or num_epoch goes on" : "");
     bool stopped = false;
     while (!stopped && !is_far_enough(t, &t->progress)) {
         vla_status status = step_on(t, err);

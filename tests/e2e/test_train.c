@@ -105,6 +105,7 @@ static void resume_is_exact(void **state)
     assert_same_run("run", "fresh", "1_20");
     /* and a finished run has nothing to do */
     tiny_must("train --config tiny.yml --checkpoint.save_path=fresh --resume auto");
+    tiny_said("nothing to train: step 20 of 20 is done, epoch 1 of 100; more of hyperparams.scheduler.num_training_steps");
     assert_same_run("run", "fresh", "1_20");
 }
 
