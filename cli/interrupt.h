@@ -11,5 +11,7 @@
  * the parent has told this process to ignore stay ignored. Called once; without memory or threads to be had nothing changes. */
 void interrupt_removes(const char *path);
 void interrupt_keeps(void);
+/* Where such a signal has come, waits for the end that it brings: what failed meanwhile failed because of it. */
+void interrupt_yield(void);
 
 #endif

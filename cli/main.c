@@ -1,5 +1,6 @@
 /* The program `vla`: finds the command and maps a status to an exit code, in one place. */
 #include "command.h"
+#include "interrupt.h"
 
 #include "base/fail.h"
 #include "base/text.h"
@@ -52,6 +53,7 @@ int command_exit_code(vla_status status)
 
 int command_fail(const char *name, const vla_error *err)
 {
+    interrupt_yield();
     fprintf(stderr, "vla%s%s: %s\n", *name ? " " : "", name, err->message);
     if (err->hint[0])
         fprintf(stderr, "  hint: %s\n", err->hint);
@@ -94,6 +96,7 @@ static void usage(FILE *to)
 static int finish(int code)
 {
     struct sigaction pipe;
+    interrupt_yield();
     errno = 0;
     bool failed = ferror(stdout) != 0;
     if ((fflush(stdout) == 0 && !failed) || (sigaction(SIGPIPE, NULL, &pipe) == 0 && pipe.sa_handler == SIG_IGN))

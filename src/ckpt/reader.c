@@ -245,9 +245,15 @@ vla_status vlai_ckpt_list(const char *run, vlai_ckpt_entry **out, size_t *count,
     vla_status status = VLA_OK;
     for (size_t i = 0; status == VLA_OK && i < n; i++) {
         vlai_ckpt_entry entry = {0};
+        struct stat st;
         if (!vlai_ckpt_parse_name(names[i], &entry.epoch, &entry.step) ||
-            snprintf(path, sizeof path, "%s/%s/%s", run, names[i], VLAI_CKPT_DONE) >= (int)sizeof path ||
-            !vlai_is_file(path))
+            snprintf(path, sizeof path, "%s/%s/%s", run, names[i], VLAI_CKPT_DONE) >= (int)sizeof path)
+            continue;
+        if (stat(path, &st) != 0 && errno != ENOENT && errno != ENOTDIR) { /* one that cannot be looked at may be whole */
+            status = vlai_fail_hint(err, VLA_E_IO, "make it readable, or rename the checkpoint", "%s: cannot stat: %s", path, strerror(errno));
+            break;
+        }
+        if (!vlai_is_file(path))
             continue;
         entry.name = vlai_strdup(names[i]);
         status = entry.name ? vlai_reserve((void **)out, &capacity, *count, sizeof **out, err)

@@ -449,8 +449,10 @@ static void point_latest(const char *run, const char *name)
     vla_error err = VLA_ERROR_INIT;
     if (symlink(name, temporary) != 0)
         vlai_warn("%s: cannot link to %s: %s", link, name, strerror(errno));
-    else if (vlai_publish(temporary, link, &err) != VLA_OK)
+    else if (vlai_publish(temporary, link, &err) != VLA_OK) {
+        unlink(temporary);
         vlai_warn("%s", err.message);
+    }
 }
 
 /* Deletes all but the newest keep_last. Deleting never fails a run. */

@@ -16,6 +16,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum {
@@ -402,7 +403,8 @@ vla_status vlai_wallx_init(const vlai_wallx_init_options *given, vlai_wallx_init
     if (!vlai_temporary_dir(given->out, out, dir, sizeof dir - 64))
         return vlai_fail(err, VLA_E_INVALID, "'%s': path %s", given->out, *given->out ? "too long" : "is empty");
     options.out = out;
-    if (!o->dry && access(o->out, F_OK) == 0)
+    struct stat st;
+    if (!o->dry && lstat(o->out, &st) == 0)
         return vlai_fail_hint(err, VLA_E_INVALID, "name a folder that does not exist yet, or remove this one",
                               "%s: exists already", o->out);
     if (o->dtype != VLA_F32 && o->dtype != VLA_BF16)

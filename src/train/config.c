@@ -509,8 +509,11 @@ static vla_status apply_override(loader *l, const char *text)
     char path[KEY_SIZE];
     snprintf(path, sizeof path, "%.*s", (int)(equals - name), name);
     vlai_yaml *value;
-    VLA_TRY(vlai_yaml_parse(equals + 1, strlen(equals + 1), l->source, VLAI_YAML_EXPAND, &value, l->err));
-    vla_status status = apply_path(l, path, value);
+    vla_status status = vlai_yaml_parse(equals + 1, strlen(equals + 1), l->source, VLAI_YAML_EXPAND, &value, l->err);
+    if (status == VLA_E_FORMAT) /* of a file it would be the file's fault, here it is the command line's */
+        return vlai_fail_hint(l->err, VLA_E_INVALID, "quote the value for the shell, as in '--key=[1, 2]'", "%s: the value is not valid YAML", l->source);
+    VLA_TRY(status);
+    status = apply_path(l, path, value);
     vlai_yaml_destroy(value);
     return status;
 }

@@ -6,10 +6,12 @@
 #include "train/switches.h"
 #include "base/io.h"
 
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { WHERE_SIZE = 640, PATH_SIZE = 4096 };
 
@@ -298,6 +300,9 @@ vla_status vlai_config_dataset(const vlai_config *c, char *out, size_t size, vla
                 return vlai_fail(err, VLA_E_INVALID, "%s: path too long", candidates[i]);
             snprintf(out, size, "%s", candidates[i]);
             return VLA_OK;
+        } else if (candidates[i] && i < 3 && vlai_path_join(info, sizeof info, candidates[i], "meta/info.json") && access(info, F_OK) != 0 &&
+                   errno == EACCES) { /* the cache is only one of the places */
+            return vlai_fail(err, VLA_E_IO, "%s: cannot open: %s", info, strerror(EACCES));
         }
     vlai_fail(err, VLA_E_NOT_FOUND, "%s = '%s': no such LeRobot data set (no meta/info.json%s%s%s%s)",
               vlai_config_where(c, "data.lerobot_config.repo_id", where, sizeof where), id, root ? " in " : "",

@@ -420,6 +420,11 @@ void vlai_look_memory(look *l)
         vlai_look_say(l, "memory", VLAI_CHECK_SKIPPED, "needs a run that can start");
         return;
     }
+    const vlai_wallx_setup *s = vlai_wallx_task_setup(l->task);
+    if (s->options.batch > s->samples.count && !l->sizes->text_tokens && !l->sizes->images && !l->sizes->vocab) {
+        vlai_look_say(l, "memory", VLAI_CHECK_SKIPPED, "needs a batch that the training samples fill");
+        return;
+    }
     if (l->sizes->vocab)
         vlai_wallx_task_rows(l->task, l->sizes->vocab);
     p = vlai_calloc(1, sizeof *p);

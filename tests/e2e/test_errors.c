@@ -198,6 +198,17 @@ static void instruction_bytes(void **state)
     EXPECT(3, train_copy, "meta/tasks.parquet", "byte 1 of its text is 0xff");
 }
 
+/* A token of the prompt inside an instruction: set, episode, frame, text. */
+static void instruction_with_tokens(void **state)
+{
+    (void)state;
+    shell("rm -rf tokens");
+    tiny_must("synth tokens --version v2.1 --episodes 4 --length 8:11 --size 64x64 --state-dim 3 --action-dim 3");
+    shell("sed -i 's/move to the/go <|action|>/' tokens/meta/tasks.jsonl tokens/meta/episodes.jsonl");
+    EXPECT(3, "train --config tiny.yml --checkpoint.save_path=out --data.lerobot_config.repo_id=tokens", "tokens: episode ", "frame ",
+           "the instruction holds '<|action|>', which stands for the actions: 'go <|action|> ", "take it out of the set's tasks");
+}
+
 /* An episode listed twice is held out once, which may leave nothing to train on. */
 static void episodes_listed_twice(void **state)
 {
@@ -249,6 +260,7 @@ static void senseless_arguments(void **state)
     } rows[] = {
         {"train --config tiny.yml --stop-at 99999999999999999999", {"--stop-at '99999999999999999999'", "from 1 to 1000000000000000"}},
         {"train --config=", {"--config ''", "not empty"}},
+        {"train --config tiny.yml --checkpoint.save_path=none --hyperparams.seed=[", {"--hyperparams.seed=[: the value is not valid YAML", "quote the value"}},
         {"train --config tiny.yml --checkpoint.save_path=none --hyperparams.optimizer.eps=0", {"hyperparams.optimizer.eps is the number 0", "above 0"}},
         {"train --config tiny.yml --checkpoint.save_path=none --data.lerobot_config.episodes=[]", {"data.lerobot_config.episodes", "an empty list", "null takes all"}},
         {"train --config tiny.yml --checkpoint.save_path=none --logging.save_interval=2000000000000000", {"of at least 1 and at most 1e15"}},
@@ -320,6 +332,34 @@ static void kinds_of_files(void **state)
     EXPECT(3, "inspect batch --config tiny.yml --out tiny.yml", "tiny.yml: exists and is not a directory");
 }
 
+/* Folders and files that may not be looked at are not taken for absent: a run does not begin anew, a set is not "no such". Root may
+ * look at all, so that the program runs as another user then; where it cannot, nothing is tested. */
+static void forbidden(void **state)
+{
+    (void)state;
+    static const char as_nobody[] = "setpriv --reuid=65534 --regid=65534 --clear-groups ";
+    bool root = geteuid() == 0;
+    char line[1024];
+    if (root && (system("setpriv --reuid=65534 --regid=65534 --clear-groups true >/dev/null 2>&1") != 0 || access(VLA_TEST_PROGRAM, X_OK) != 0))
+        skip();
+    shell("rm -rf closed && mkdir closed && cp -rL set start tiny.yml norm_stats.json closed && chmod 755 .");
+    if (root)
+        shell("chown -R 65534 closed");
+    snprintf(line, sizeof line, "cd closed && %s" VLA_TEST_PROGRAM " train --config tiny.yml --stop-at 2 >../log 2>&1", root ? as_nobody : "");
+    if (root && system((snprintf(line + 512, 512, "cd '%s/closed' && %s" VLA_TEST_PROGRAM " --version >/dev/null 2>&1", tiny_root, as_nobody), line + 512)) != 0)
+        skip(); /* that user cannot reach the program */
+    shell(line);
+    snprintf(line, sizeof line, "chmod 000 closed/run/0_2 && cd closed && { %s" VLA_TEST_PROGRAM " train --config tiny.yml --resume >../log 2>&1; [ $? = 3 ]; }; "
+             "c=$?; chmod 755 run/0_2; exit $c", root ? as_nobody : "");
+    shell(line);
+    tiny_said("run/0_2/DONE: cannot stat: Permission denied");
+    tiny_said("no checkpoint in run can be resumed");
+    snprintf(line, sizeof line, "chmod 000 closed/set && cd closed && { %s" VLA_TEST_PROGRAM " train --config tiny.yml >../log 2>&1; [ $? = 3 ]; }; "
+             "c=$?; chmod 755 set; exit $c", root ? as_nobody : "");
+    shell(line);
+    tiny_said("set/meta/info.json: cannot open: Permission denied");
+}
+
 /* What resuming may pass over is one of what it compares, with a checkpoint or without. */
 static void allowed_names(void **state)
 {
@@ -377,7 +417,7 @@ static void limits_of_memory(void **state)
     shell("(ulimit -v 400000; timeout -s KILL 60 " VLA_TEST_PROGRAM " train --config tiny.yml --checkpoint.save_path=tight >log 2>&1; [ $? != 0 ] && [ $? != 137 ])");
 }
 
-/* A signal while a set, a model or a file of weights is written leaves nothing of it behind. */
+/* A signal while a set, a model or a file of weights is written leaves nothing of it behind, or, when it comes last, all. */
 static void signals_leave_nothing(void **state)
 {
     (void)state;
@@ -393,7 +433,8 @@ static void signals_leave_nothing(void **state)
         for (int ms = 20; ms < 700; ms = ms * 7 / 4) {
             char line[1024];
             snprintf(line, sizeof line, "cd alone && { timeout --preserve-status -s %s 0.%03d " VLA_TEST_PROGRAM " %s >../log 2>&1; c=$?; "
-                     "[ $c = 0 ] || { [ $c = %d ] && [ \"$(ls -A)\" = big ]; }; } && rm -rf gone*", ms % 2 ? "INT" : "TERM", ms, commands[c], ms % 2 ? 130 : 143);
+                     "[ $c = 0 ] || { [ $c = %d ] && [ -z \"$(find . -name '*tmp*')\" ] && "
+                     "{ [ \"$(ls -A)\" = big ] || [ -f gone.safetensors ] || [ -f gone/config.json ] || [ -f gone/meta/info.json ]; }; }; } && rm -rf gone*", ms % 2 ? "INT" : "TERM", ms, commands[c], ms % 2 ? 130 : 143);
             shell(line);
         }
     shell("rm -rf alone");
@@ -417,12 +458,12 @@ static void conversions(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(senseless_arguments), cmocka_unit_test(senseless_environment), cmocka_unit_test(kinds_of_files),
+        cmocka_unit_test(senseless_arguments), cmocka_unit_test(senseless_environment), cmocka_unit_test(kinds_of_files), cmocka_unit_test(forbidden),
         cmocka_unit_test(allowed_names), cmocka_unit_test(resume_of_what_is_damaged), cmocka_unit_test(closed_descriptors),
         cmocka_unit_test(limits_of_memory), cmocka_unit_test(signals_leave_nothing), cmocka_unit_test(conversions),
         cmocka_unit_test(unsupported_set), cmocka_unit_test(partial_download), cmocka_unit_test(frame_count),
         cmocka_unit_test(constant_dimension), cmocka_unit_test(cameras), cmocka_unit_test(slots), cmocka_unit_test(disk),
-        cmocka_unit_test(output_that_does_not_fit), cmocka_unit_test(episodes_listed_twice), cmocka_unit_test(instruction_bytes),
+        cmocka_unit_test(output_that_does_not_fit), cmocka_unit_test(episodes_listed_twice), cmocka_unit_test(instruction_bytes), cmocka_unit_test(instruction_with_tokens),
         cmocka_unit_test(resume_with_changes), cmocka_unit_test(not_finite),
     };
     return cmocka_run_group_tests(tests, tiny_make, tiny_drop);
