@@ -324,6 +324,17 @@ static vla_status compare_channels(const comparison *k, const json_t *names, vla
     return VLA_OK;
 }
 
+/* train_action_expert_only: parameters that no group of learning rates takes have no gradient and are not stepped. */
+static void freeze_base(const vlai_parity_model *m, vla_graph *g)
+{
+    for (size_t i = 0; m->train->optimizer.train_action_expert_only && i < vla_store_count(m->store); i++) {
+        const char *name = vla_store_tensor(m->store, VLA_STORE_WEIGHT, i).name;
+        vla_value v = vlai_settings_group(name, m->train) == 0 ? vla_graph_find(g, name) : VLA_NONE;
+        if (v != VLA_NONE)
+            vla_graph_freeze(g, v);
+    }
+}
+
 /* Gradients of named activations get the name dact.X. */
 static void name_gradients(vla_graph *g)
 {
@@ -365,6 +376,7 @@ static vla_status compare_activations(vlai_parity_case *c, const vlai_parity_mod
     }
     VLA_TRY_GOTO(vlai_wallx_shape_of(&m->config, &m->tokens, &batch->b, false, &shape, err), done);
     VLA_TRY_GOTO(vlai_wallx_build(&m->config, &shape, &options, &g, err), done);
+    freeze_base(m, g);
     VLA_TRY_GOTO(vla_graph_backward(g, vla_graph_find(g, "loss"), 1.0, err), done);
     name_gradients(g);
     vla_graph *taken = g;
@@ -503,6 +515,7 @@ static vla_status run_micro(const vlai_parity_model *m, const char *prefix, int6
     vla_status status;
     VLA_TRY_GOTO(vlai_wallx_shape_of(&m->config, &m->tokens, &batch.b, false, &shape, err), done);
     VLA_TRY_GOTO(vlai_wallx_build(&m->config, &shape, &options, &g, err), done);
+    freeze_base(m, g);
     VLA_TRY_GOTO(vlai_pass_narrow(g, NULL, err), done);
     VLA_TRY_GOTO(vla_graph_backward(g, vla_graph_find(g, "loss"), 1.0 / (double)micros, err), done);
     VLA_TRY_GOTO(vla_graph_store_gradients(g, m->store, micros > 1, out->status, err), done);
