@@ -102,7 +102,7 @@ static vla_status compare(vlai_parity_case *c, const vlai_safetensors *want, int
 {
     const vlai_tensor_view *t = group_tensor(want, group, name);
     if (!t)
-        return VLA_OK; /* a case compares what it records */
+        return vlai_fail(err, VLA_E_NOT_FOUND, "outputs.safetensors: no 'g%lld.%s'", (long long)group, name);
     float *values;
     VLA_TRY(to_float(t, name, &values, err));
     double error = n == t->elements ? vlai_parity_max_abs(got, values, n) : INFINITY;
@@ -399,6 +399,9 @@ static vla_status time_group(vlai_parity_case *c, const pair *p, const json_t *o
     int64_t group;
     vlai_flow_time rule;
     VLA_TRY(vlai_json_need_int(options, "group", "case.json", &group, err));
+    const json_t *rules = json_object_get(options, "noise_scheduler");
+    if (rules && !json_is_object(rules))
+        return vlai_fail(err, VLA_E_FORMAT, "case.json: noise_scheduler of group %lld is not a map", (long long)group);
     VLA_TRY(vlai_flow_time_parse(json_object_get(options, "noise_scheduler"), "case.json", &rule, err));
     const vlai_tensor_view *t = group_tensor(p->in, group, "draw");
     float *u;
@@ -429,7 +432,11 @@ static vla_status lr_rows(vlai_parity_case *c, const json_t *options, vlai_sched
     double worst = 0;
     size_t i;
     json_t *row;
-    json_array_foreach(json_object_get(options, "lr"), i, row)
+    if (!json_array_size(json_object_get(options, "lr")))
+        return vlai_fail(err, VLA_E_FORMAT, "schedule.json: entry %zu has no rows 'lr'", index);
+    json_array_foreach(json_object_get(options, "lr"), i, row) {
+        if (json_array_size(row) < 2 || !json_is_integer(json_array_get(row, 0)) || !json_is_number(json_array_get(row, 1)))
+            return vlai_fail(err, VLA_E_FORMAT, "schedule.json: entry %zu: lr[%zu] is not a step and rates", index, i);
         for (size_t g = 1; g < json_array_size(row); g++) {
             double peak = peaks ? json_number_value(json_array_get(peaks, g - 1)) : s.peak;
             double got = vlai_schedule_rate(&s, json_integer_value(json_array_get(row, 0)), peak);
@@ -437,6 +444,7 @@ static vla_status lr_rows(vlai_parity_case *c, const json_t *options, vlai_sched
             error = want != 0 ? error / fabs(want) : error;
             worst = error <= worst ? worst : error;
         }
+    }
     char name[64];
     snprintf(name, sizeof name, "%s %zu", kind == VLAI_SCHEDULE_COSINE ? "cosine" : "constant", index);
     vlai_parity_report(c, "lr", name, worst, vlai_parity_bound(c, "lr"));

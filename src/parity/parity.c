@@ -20,6 +20,9 @@ static const struct {
 void vlai_parity_report(vlai_parity_case *c, const char *quantity, const char *tensor, double error, double bound)
 {
     bool pass = error <= bound; /* false for NaN */
+    if (!c->compared)
+        c->compared = json_object();
+    json_object_set_new(c->compared, tensor, json_true());
     if (c->verbose)
         printf("  %-5s %-16s %-60s error %.3g bound %.3g\n", pass ? "ok" : "FAIL", quantity, tensor, error, bound);
     vlai_parity_quantity *q = NULL;
@@ -122,6 +125,24 @@ double vlai_parity_rel_l2(const float *got, const float *want, int64_t n)
     return sqrt(difference / norm);
 }
 
+/* What is recorded and was not compared is named: a pass says nothing about it. */
+static void note_outputs(vlai_parity_case *c)
+{
+    char path[4096];
+    vlai_safetensors *st = NULL;
+    size_t others = 0, used = strlen(c->note);
+    if (vlai_parity_path(c, "outputs.safetensors", path, sizeof path, NULL) != VLA_OK || vlai_safetensors_open(path, &st, NULL) != VLA_OK)
+        return;
+    for (size_t i = 0; i < vlai_safetensors_count(st); i++) {
+        const char *name = vlai_safetensors_at(st, i)->name;
+        if (!json_object_get(c->compared, name) && others++ == 0)
+            used += (size_t)snprintf(c->note + used, sizeof c->note - used, "%soutputs.safetensors: '%.80s' was not compared", used ? "; " : "", name);
+    }
+    if (others > 1 && used < sizeof c->note)
+        snprintf(c->note + used, sizeof c->note - used, ", nor were %zu others", others - 1);
+    vlai_safetensors_close(st);
+}
+
 vla_status vlai_parity_run(const char *dir, vlai_parity_case *c, vla_error *err)
 {
     snprintf(c->dir, sizeof c->dir, "%s", dir);
@@ -135,13 +156,19 @@ vla_status vlai_parity_run(const char *dir, vlai_parity_case *c, vla_error *err)
     snprintf(c->name, sizeof c->name, "%s", name);
     VLA_TRY(vlai_json_string(c->meta, "kind", "", "case.json", &kind, err));
     VLA_TRY(vlai_json_string(c->meta, strcmp(kind, "model") ? "stage" : "component", "", "case.json", &stage, err));
+    if (strcmp(kind, "model") && strcmp(kind, "data"))
+        return vlai_fail(err, VLA_E_FORMAT, "%s: case.json: kind is '%s', wanted model or data", c->dir, kind);
     const char *policy;
     VLA_TRY(vlai_json_string(c->meta, "policy", "wallx", "case.json", &policy, err));
     if (!strcmp(kind, "model") && strcmp(policy, "wallx"))
         return vlai_fail(err, VLA_E_UNSUPPORTED, "%s: case.json: policy is '%s', wanted wallx", c->dir, policy);
     for (size_t i = 0; i < sizeof stages / sizeof *stages; i++)
-        if (!strcmp(stages[i].name, stage))
-            return vlai_prefix(err, stages[i].run(c, err), "%s", c->name);
+        if (!strcmp(stages[i].name, stage)) {
+            VLA_TRY(vlai_prefix(err, stages[i].run(c, err), "%s", c->name));
+            if (!c->skipped && !strcmp(c->numerics, "fp32"))
+                note_outputs(c);
+            return VLA_OK;
+        }
     return vlai_fail(err, VLA_E_UNSUPPORTED, "%s: unknown %s '%s'", c->dir,
                      strcmp(kind, "model") ? "stage" : "component", stage);
 }
@@ -149,5 +176,6 @@ vla_status vlai_parity_run(const char *dir, vlai_parity_case *c, vla_error *err)
 void vlai_parity_case_fini(vlai_parity_case *c)
 {
     json_decref(c->meta);
-    c->meta = NULL;
+    json_decref(c->compared);
+    c->meta = c->compared = NULL;
 }

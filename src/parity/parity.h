@@ -54,6 +54,7 @@ typedef struct vlai_parity_case {
     vlai_parity_quantity quantities[64];
     int count;
     bool skipped;      /* the case does not apply to this run; `note` says why */
+    json_t *compared;  /* names of the tensors that reports spoke of */
     char note[256];    /* may also say what of a case that ran was not looked at */
 } vlai_parity_case;
 

@@ -12,6 +12,12 @@
 #include <stdio.h>
 #include <string.h>
 
+/* The larger distance; a NaN is the largest. */
+static double farther(double worst, double distance)
+{
+    return isnan(distance) ? INFINITY : fmax(worst, distance);
+}
+
 static vla_status plan_and_run(vlai_parity_model *m, vla_graph *graph, vla_plan **plan, vla_run **run, vla_error *err)
 {
     vla_plan_options options = vlai_parity_plan(m);
@@ -44,14 +50,14 @@ static vla_status compare_windows(vlai_parity_case *c, const vlai_parity_model *
     const int32_t *window = vla_run_data(run, "vision.window"), *rows = vla_run_data(run, "vision.rows.window"), *pos = vla_run_data(run, "vision.pos");
     double worst = want && view->elements == vla_run_tensor(run, "vision.window").elements ? 0 : INFINITY;
     for (int64_t i = 0; worst < INFINITY && i < view->elements; i++)
-        worst = fmax(worst, fabs(want[i] - (double)window[i]));
+        worst = farther(worst, fabs(want[i] - (double)window[i]));
     if (want)
         vlai_parity_report(c, "windows", "act.window_index", worst, 0);
     VLA_TRY(vlai_parity_floats(arena, m->outputs, "act.cu_window_seqlens", &want, &view, err));
     int64_t patches = vla_run_tensor(run, "vision.qpos").elements, segments = 0;
     worst = 0;
     for (int64_t p = 0; want && p < patches; p = rows[2 * p + 1], segments++)
-        worst = fmax(worst, segments + 1 < view->elements ? fabs(want[segments] - (double)rows[2 * p]) + fabs(want[segments + 1] - (double)rows[2 * p + 1]) : INFINITY);
+        worst = farther(worst, segments + 1 < view->elements ? fabs(want[segments] - (double)rows[2 * p]) + fabs(want[segments + 1] - (double)rows[2 * p + 1]) : INFINITY);
     if (want)
         vlai_parity_report(c, "windows", "act.cu_window_seqlens", segments + 1 == view->elements ? worst : INFINITY, 0);
     VLA_TRY(vlai_parity_floats(arena, m->outputs, "act.rot_angles", &want, &view, err));
@@ -64,7 +70,7 @@ static vla_status compare_windows(vlai_parity_case *c, const vlai_parity_model *
         int64_t source = (int64_t)window[p / group] * group + p % group;
         for (int64_t j = 0; j < width; j++) {
             double angle = pos[(j >= half) * patches + p] * pow(m->config.vision.theta, -(double)(j % half) / (double)half);
-            worst = fmax(worst, fabs(angle - want[source * width + j]) / fmax(1, fabs(angle)));
+            worst = farther(worst, fabs(angle - want[source * width + j]) / fmax(1, fabs(angle)));
         }
     }
     vlai_parity_report(c, "windows", "act.rot_angles", worst, 1e-6);
@@ -199,7 +205,7 @@ static double bf16_distance(const float *got, const float *want, int64_t n)
     int64_t off = 0;
     for (int64_t i = 0; i < n; i++)
         if (got[i] != want[i]) {
-            if (fabs((double)got[i] - want[i]) > fabs(want[i]) / 128)
+            if (!(fabs((double)got[i] - want[i]) <= fabs(want[i]) / 128))
                 return INFINITY;
             off++;
         }
@@ -370,7 +376,7 @@ vla_status vlai_parity_rope(vlai_parity_case *c, vla_error *err)
     VLA_TRY_GOTO(vlai_parity_floats(&arena, m.outputs, "act.position_ids", &want, &view, err), done);
     double worst = want && view->elements == 3 * n ? 0 : INFINITY;
     for (int64_t i = 0; worst < INFINITY && i < 3 * n; i++)
-        worst = fmax(worst, fabs(want[i] - (double)positions[i]));
+        worst = farther(worst, fabs(want[i] - (double)positions[i]));
     if (want)
         vlai_parity_report(c, "position_ids", "act.position_ids", worst, 0);
     VLA_TRY_GOTO(vlai_parity_floats(&arena, m.outputs, "act.rope_deltas", &want, &view, err), done);
@@ -381,7 +387,7 @@ vla_status vlai_parity_rope(vlai_parity_case *c, vla_error *err)
             for (int64_t i = s * length; i < (s + 1) * length; i++)
                 if (batch.real[i] && positions[axis * n + i] > top)
                     top = positions[axis * n + i];
-        worst = fmax(worst, fabs(want[s] - (double)(top + 1 - length)));
+        worst = farther(worst, fabs(want[s] - (double)(top + 1 - length)));
     }
     if (want)
         vlai_parity_report(c, "rope_deltas", "act.rope_deltas", worst, 0);
@@ -468,15 +474,17 @@ static vla_status mask_case(vlai_parity_case *c, const json_t *entry, const vlai
         vlai_wallx_mask_pairs(causal, &sample, pairs);
         vlai_wallx_mask_dense(causal, &sample, dense);
         for (int64_t i = 0; want_pairs && i < 2 * length; i++)
-            off[0] = fmax(off[0], fabs(want_pairs[at * 2 + i] - (double)pairs[i]));
+            off[0] = farther(off[0], fabs(want_pairs[at * 2 + i] - (double)pairs[i]));
         for (int64_t i = 0; want_mask && i < length * length; i++)
-            off[1] = fmax(off[1], fabs((want_mask[at * length + i] != 0) - (double)dense[i]));
+            off[1] = farther(off[1], fabs((want_mask[at * length + i] != 0) - (double)dense[i]));
         if (predict)
             vlai_wallx_shift_positions(actions + at, predict + at, length, positions + at, n);
     }
     for (int64_t i = 0; r.status == VLA_OK && want_positions && i < 3 * n; i++)
-        off[2] = fmax(off[2], fabs(want_positions[i] - (double)positions[i]));
+        off[2] = farther(off[2], fabs(want_positions[i] - (double)positions[i]));
     float *const present[] = {want_pairs, want_mask, want_positions};
+    if (r.status == VLA_OK && !want_pairs && !want_mask)
+        r.status = vlai_fail(err, VLA_E_NOT_FOUND, "outputs.safetensors: neither '%sstartend_row_indices' nor '%smask'", prefix, prefix);
     for (int i = 0; i < 3 && r.status == VLA_OK; i++) {
         snprintf(name, sizeof name, "%s%s", prefix, wanted[i]);
         if (present[i])

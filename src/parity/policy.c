@@ -746,6 +746,12 @@ vla_status vlai_parity_policy(vlai_parity_case *c, vla_error *err)
     vlai_parity_micro batch = {0};
     if (!first)
         return vlai_fail(err, VLA_E_FORMAT, "case.json: no batches");
+    static const char *const lists[] = {"steps", "no_grad", "zero_grad", "ignore_rows"};
+    for (int l = 0; l < 4; l++) {
+        const json_t *list = json_object_get(c->meta, lists[l]);
+        if (list && !json_is_array(list))
+            return vlai_fail(err, VLA_E_FORMAT, "case.json: %s is not a list", lists[l]);
+    }
     vla_status status = vlai_parity_model_open(c, true, accumulate, &m, err);
     if (status == VLA_OK && vlai_parity_no_bf16(c, &m)) {
         vlai_parity_model_close(&m);

@@ -72,7 +72,13 @@ vla_status vlai_parity_sample(vlai_parity_case *c, vla_error *err)
         for (int r = 0; r < 4 && status == VLA_OK; r++) {
             float *want;
             const vlai_tensor_view *view;
+            const int64_t sizes[] = {n, n * steps, n * steps, steps};
             status = vlai_parity_floats(&arena, m.outputs, results[r].name, &want, &view, err);
+            if (status == VLA_OK && cache && r == 0 && !want)
+                status = vlai_fail(err, VLA_E_NOT_FOUND, "outputs.safetensors: no 'predict_action'");
+            if (status == VLA_OK && want && view->elements != sizes[r])
+                status = vlai_fail(err, VLA_E_SHAPE, "outputs.safetensors: '%s' has %lld elements, wanted %lld", results[r].name,
+                                   (long long)view->elements, (long long)sizes[r]);
             if (status == VLA_OK && want)
                 vlai_parity_report(c, r ? "act" : "predict_action", results[r].name, vlai_parity_rel_l2(results[r].got, want, view->elements),
                                    bound_of(c, &m, r, results[r].name));

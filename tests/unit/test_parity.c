@@ -114,12 +114,15 @@ static const struct {
     {"wallx-corners", "model.safetensors", "lm_head.weight", DROPPED, 0, "1 missing (lm_head.weight)"},
     {"wallx-sample-narrow", "inputs.safetensors", "normalizer_min", SHORTER, 0, "normalizer_min and normalizer_delta of one size"},
     {"wallx-sample-narrow", "inputs.safetensors", "dof_mask", FILLED, 1, "does not mask exactly the others"},
+    {"wallx-sample-narrow", "outputs.safetensors", "predict_action", DROPPED, 0, "no 'predict_action'"},
+    {"wallx-sample-narrow", "outputs.safetensors", "act.x", SHORTER, 0, "'act.x' has 24 elements, wanted 36"},
     {"wallx-sample-narrow", "inputs.safetensors", "noise", DROPPED, 0, "no tensor 'noise'"},
     {"wallx-mask-marks", "inputs.safetensors", "m0.positional_masks.padding_positions", SHORTER, 0, "padding_positions' has 9 elements, wanted 18"},
     {"wallx-normalise", "inputs.safetensors", "g0.state", DROPPED, 0, "no tensor 'state'"},
     {"wallx-normalise", "inputs.safetensors", "g0.action.q01", SHORTER, 0, "g0.action: q01 and q99 differ in length"},
     {"wallx-normalise", "outputs.safetensors", "g0.dof_mask", SHORTER, 0, NULL},
     {"wallx-rotation", "inputs.safetensors", "compose.state.rpy", SHORTER, 0, "'compose.state.rpy' has 2 elements, wanted 3"},
+    {"wallx-sample-time", "outputs.safetensors", "g1.time", DROPPED, 0, "no 'g1.time'"},
     {"wallx-sample-time", "inputs.safetensors", "g0.draw", DROPPED, 0, "no tensor 'draw'"},
     {"wallx-state-string", "inputs.safetensors", "g0.mask", SHORTER, 0, "'g0.mask' and the state differ in size"},
     {"wallx-mask-marks", "outputs.safetensors", "m0.mask", SHORTER, 0, "'m0.mask' has 81 elements, wanted 162"},
@@ -198,6 +201,8 @@ static void damaged_texts(void **state)
         {"case.json", "\"a\",\n    \"b\"", "\"a\"", "dataset_names has 1 entries, wanted the names of 2 samples"},
         {"case.json", "\"zero_grad\": [", "\"zero_grad\": [5, ", "zero_grad[0] is not the name of a tensor"},
         {"case.json", "\"tolerance\": {", "\"ignore_rows\": [[0, 999]], \"tolerance\": {", "ignore_rows[0] is not a sample below 2"},
+        {"case.json", "\"kind\": \"model\"", "\"kind\": \"modal\"", "kind is 'modal', wanted model or data"},
+        {"case.json", "\"no_grad\": [", "\"no_grad\": 3, \"no_grid\": [", "no_grad is not a list"},
         {"train.json", "\"weight_decay\"", "\"weight_decoy\"", "unknown key 'hyperparams.optimizer.weight_decoy'"},
         {"train.json", "\"ee\": 2", "\"ee\": 3", "w1.weight: stored [8, 6], wanted [8, 8]"},
         {"config.json", "\"hidden_size\": 16", "\"hidden_size\": 17", "hidden_size 17"},
@@ -210,6 +215,41 @@ static void damaged_texts(void **state)
         const char *message = run_case("fp32", &pass);
         if (pass || !strstr(message, rows[i].message))
             fail_msg("%s with %s: %s '%s', wanted '%s'", rows[i].file, rows[i].to, pass ? "passes" : "fails with", message, rows[i].message);
+    }
+}
+
+/* A tensor that nothing reads, or that nothing is compared with, does not go by in silence. */
+static void unknown_tensors(void **state)
+{
+    (void)state;
+    const char *const files[] = {"inputs.safetensors", "outputs.safetensors"};
+    const char *const notes[] = {"inputs.safetensors: 'unheard' is not read", "outputs.safetensors: 'unheard' was not compared"};
+    for (int i = 0; i < 2; i++) {
+        vla_error err = VLA_ERROR_INIT;
+        vlai_safetensors *st;
+        vlai_tensor_view views[64];
+        float one = 1;
+        char path[2048], fresh[2048 + 8];
+        copy_case("wallx-sample-narrow");
+        snprintf(path, sizeof path, "%s/%s", at("case"), files[i]);
+        assert_ok(vlai_safetensors_open(path, &st, &err), err);
+        size_t n = vlai_safetensors_count(st);
+        assert_true(n < 64);
+        for (size_t k = 0; k < n; k++)
+            views[k] = *vlai_safetensors_at(st, k);
+        views[n] = (vlai_tensor_view){.name = "unheard", .dtype = VLA_F32, .rank = 1, .shape = {1}, .elements = 1, .bytes = 4, .data = &one};
+        snprintf(fresh, sizeof fresh, "%s.fresh", path);
+        assert_ok(vlai_safetensors_write(fresh, views, n + 1, NULL, &err), err);
+        vlai_safetensors_close(st);
+        assert_int_equal(rename(fresh, path), 0);
+        vlai_parity_case *c = vlai_calloc(1, sizeof *c);
+        assert_non_null(c);
+        c->numerics = "fp32";
+        c->device = "cpu";
+        assert_ok(vlai_parity_run(at("case"), c, &err), err);
+        assert_string_equal(c->note, notes[i]);
+        vlai_parity_case_fini(c);
+        vlai_free(c);
     }
 }
 
@@ -234,6 +274,6 @@ static void without_bf16(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(damaged_tensors), cmocka_unit_test(damaged_files), cmocka_unit_test(damaged_texts),
-                                       cmocka_unit_test(without_bf16)};
+                                       cmocka_unit_test(unknown_tensors), cmocka_unit_test(without_bf16)};
     return cmocka_run_group_tests_name("parity", tests, make_root, drop_root);
 }
