@@ -216,9 +216,6 @@ static vla_status prepare_text(vlai_sampler *s, const vlai_sample_input *in, vla
         vlai_text_puts(&s->instruction, in->task);
     }
     VLA_TRY(vlai_text_status(&s->instruction, err));
-    if (s->instruction.data && strstr(s->instruction.data, "<|action|>"))
-        return vlai_fail_hint(err, VLA_E_FORMAT, "take it out of the set's tasks", "the instruction holds '<|action|>', which stands for the actions: '%s'",
-                              in->task);
     vlai_prompt_template(s->views, c->camera_count, s->instruction.data ? s->instruction.data : "", c->horizon, &out->prompt);
     VLA_TRY(vlai_text_status(&out->prompt, err));
     if (c->state_string) {

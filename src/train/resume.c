@@ -240,11 +240,20 @@ static vla_status read_counters(const json_t *state, const char *path, vlai_prog
         int64_t *to;
     } rows[] = {{"step", &out->step},   {"updates", &out->updates}, {"skips", &out->skips}, {"bad_in_a_row", &out->bad_in_a_row},
                 {"epoch", &out->epoch}, {"place", &out->place},     {"samples", &out->samples}};
+    static const int64_t most = INT64_C(1000000000000000), most_epochs = 1000000000; /* as far as the configuration counts */
+    int64_t format;
+    VLA_TRY(vlai_json_int(state, "format", 1, path, &format, err));
+    if (format != 1)
+        return vlai_fail_hint(err, VLA_E_UNSUPPORTED, "a newer version of vla wrote it", "%s: state of format %lld, this build reads 1", path, (long long)format);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        const int64_t limit = rows[i].to == &out->epoch ? most_epochs : most;
         VLA_TRY(vlai_json_need_int(state, rows[i].key, path, rows[i].to, err));
-        if (*rows[i].to < 0)
-            return vlai_fail(err, VLA_E_CORRUPT, "%s: '%s' is %lld, wanted 0 or more", path, rows[i].key, (long long)*rows[i].to);
+        if (*rows[i].to < 0 || *rows[i].to > limit)
+            return vlai_fail(err, VLA_E_CORRUPT, "%s: '%s' is %lld, wanted 0 to %lld", path, rows[i].key, (long long)*rows[i].to, (long long)limit);
     }
+    if (out->updates + out->skips != out->step)
+        return vlai_fail(err, VLA_E_CORRUPT, "%s: %lld updates and %lld skipped steps do not make %lld steps", path, (long long)out->updates,
+                         (long long)out->skips, (long long)out->step);
     return VLA_OK;
 }
 

@@ -198,17 +198,6 @@ static void instruction_bytes(void **state)
     EXPECT(3, train_copy, "meta/tasks.parquet", "byte 1 of its text is 0xff");
 }
 
-/* A token of the prompt inside an instruction: set, episode, frame, text. */
-static void instruction_with_tokens(void **state)
-{
-    (void)state;
-    shell("rm -rf tokens");
-    tiny_must("synth tokens --version v2.1 --episodes 4 --length 8:11 --size 64x64 --state-dim 3 --action-dim 3");
-    shell("sed -i 's/move to the/go <|action|>/' tokens/meta/tasks.jsonl tokens/meta/episodes.jsonl");
-    EXPECT(3, "train --config tiny.yml --checkpoint.save_path=out --data.lerobot_config.repo_id=tokens", "tokens: episode ", "frame ",
-           "the instruction holds '<|action|>', which stands for the actions: 'go <|action|> ", "take it out of the set's tasks");
-}
-
 /* An episode listed twice is held out once, which may leave nothing to train on. */
 static void episodes_listed_twice(void **state)
 {
@@ -463,7 +452,7 @@ int main(void)
         cmocka_unit_test(limits_of_memory), cmocka_unit_test(signals_leave_nothing), cmocka_unit_test(conversions),
         cmocka_unit_test(unsupported_set), cmocka_unit_test(partial_download), cmocka_unit_test(frame_count),
         cmocka_unit_test(constant_dimension), cmocka_unit_test(cameras), cmocka_unit_test(slots), cmocka_unit_test(disk),
-        cmocka_unit_test(output_that_does_not_fit), cmocka_unit_test(episodes_listed_twice), cmocka_unit_test(instruction_bytes), cmocka_unit_test(instruction_with_tokens),
+        cmocka_unit_test(output_that_does_not_fit), cmocka_unit_test(episodes_listed_twice), cmocka_unit_test(instruction_bytes),
         cmocka_unit_test(resume_with_changes), cmocka_unit_test(not_finite),
     };
     return cmocka_run_group_tests(tests, tiny_make, tiny_drop);

@@ -4,6 +4,8 @@
 #include "folder.h"
 #include "toy.h"
 
+#include "train/resume.h"
+
 #include "base/io.h"
 #include "base/text.h"
 #include "vla/log.h"
@@ -525,6 +527,42 @@ static void other_settings_are_refused(void **state)
     assert_ok(train(&plain, &o, &err), err);
 }
 
+/* Counters that no run can have come to are a damaged state, whatever its checksum. */
+static void counters_that_cannot_be(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *part, *by, *message;
+        vla_status status;
+    } rows[] = {
+        {"\"step\": 5", "\"step\": -5", "'step' is -5, wanted 0 to 1000000000000000", VLA_E_CORRUPT},
+        {"\"step\": 5", "\"step\": 9007199254740993", "'step' is 9007199254740993, wanted 0 to 1000000000000000", VLA_E_CORRUPT},
+        {"\"step\": 5", "\"step\": 6", "5 updates and 0 skipped steps do not make 6 steps", VLA_E_CORRUPT},
+        {"\"updates\": 5", "\"updates\": 4", "4 updates and 0 skipped steps do not make 5 steps", VLA_E_CORRUPT},
+        {"\"epoch\": 0", "\"epoch\": 9223372036854775807", "'epoch' is 9223372036854775807, wanted 0 to 1000000000", VLA_E_CORRUPT},
+        {"\"format\": 1", "\"format\": 2", "state of format 2, this build reads 1", VLA_E_UNSUPPORTED},
+        {"\"format\": 1", "\"form\": 2", NULL, VLA_OK},
+    };
+    vla_error err = VLA_ERROR_INIT;
+    vla_trainer_options o = toy_options(at("counters"));
+    vlai_progress p = {.step = 5, .updates = 5, .place = 20, .samples = 20};
+    vlai_text text = {0};
+    assert_ok(vlai_state_text(&o, 50, &p, NULL, &text, &err), err);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char *found = strstr(text.data, rows[i].part);
+        assert_non_null(found);
+        vlai_text edited = {0};
+        vlai_text_put(&edited, text.data, (size_t)(found - text.data));
+        vlai_text_printf(&edited, "%s%s", rows[i].by, found + strlen(rows[i].part));
+        vlai_progress read;
+        vla_status status = vlai_state_read(edited.data, "here", &o, 50, &read, &err);
+        if (status != rows[i].status || (rows[i].message && !strstr(err.message, rows[i].message)))
+            fail_msg("%s: %s: %s", rows[i].by, vla_status_name(status), err.message);
+        vlai_text_fini(&edited);
+    }
+    vlai_text_fini(&text);
+}
+
 static void a_broken_sample_ends_the_run_saved(void **state)
 {
     (void)state;
@@ -652,7 +690,7 @@ int main(void)
         cmocka_unit_test(stops_on_request),
         cmocka_unit_test(a_stop_behind_trains_nothing),
         cmocka_unit_test(one_training_per_folder),
-        cmocka_unit_test(other_settings_are_refused),
+        cmocka_unit_test(other_settings_are_refused), cmocka_unit_test(counters_that_cannot_be),
         cmocka_unit_test(a_broken_sample_ends_the_run_saved),
         cmocka_unit_test(old_checkpoints_step_aside),
         cmocka_unit_test(small_splits_are_refused),
