@@ -28,16 +28,20 @@ vla_status vlai_blas_room(int threads, vla_error *err)
 {
     enum { BUFFER = 128 << 20, OTHER = 256 << 20, MOST = 128 }; /* OTHER: stacks and arenas */
     static _Atomic int found; /* threads that there was room for */
-    struct rlimit limit;
+    struct rlimit limit, written;
     int own = openblas_get_num_threads();
     threads = threads > own ? threads : own;
     threads = threads < MOST ? threads : MOST;
-    if (threads <= found || getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY)
+    if (threads <= found || getrlimit(RLIMIT_AS, &limit) != 0 || getrlimit(RLIMIT_DATA, &written) != 0)
+        return VLA_OK;
+    if (written.rlim_cur < limit.rlim_cur)
+        limit = written;
+    if (limit.rlim_cur == RLIM_INFINITY)
         return VLA_OK;
     size_t bytes = (size_t)threads * BUFFER + OTHER;
-    void *room = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void *room = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (room == MAP_FAILED)
-        return vlai_fail_hint(err, VLA_E_NOMEM, "raise the limit (ulimit -v unlimited), or let fewer threads compute (OPENBLAS_NUM_THREADS=1, --threads)",
+        return vlai_fail_hint(err, VLA_E_NOMEM, "raise the limit (ulimit -v unlimited; ulimit -d unlimited), or let fewer threads compute (OPENBLAS_NUM_THREADS=1, --threads)",
                               "the address space is limited to %llu MB, which leaves no %zu MB for the buffers of products on %d threads",
                               (unsigned long long)limit.rlim_cur >> 20, bytes >> 20, threads);
     munmap(room, bytes);

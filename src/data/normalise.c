@@ -111,9 +111,10 @@ vla_status vlai_norm_parse(const json_t *stats, const char *key, const char *whe
     VLA_TRY_GOTO(read_list(entry, "mean", key, false, where, &mean, &dims, err), done);
     VLA_TRY_GOTO(read_list(entry, "std", key, false, where, &std, &dims, err), done);
     for (int64_t i = 0; i < dims; i++)
-        if (!isfinite((float)q01[i]) || !isfinite((float)q99[i])) {
-            status = vlai_fail(err, VLA_E_NONFINITE, "%s: '%s' dim %lld has q01 %g, q99 %g", where, key, (long long)i,
-                               q01[i], q99[i]);
+        if (!isfinite((float)q01[i]) || !isfinite((float)q99[i]) || q01[i] > q99[i]) {
+            status = vlai_fail_hint(err, VLA_E_FORMAT, "write the file with `vla norm-stats`",
+                                    "%s: '%s' dim %lld has q01 %g, q99 %g, wanted finite numbers, the first not above the second", where, key,
+                                    (long long)i, q01[i], q99[i]);
             goto done;
         }
     status = vlai_norm_make(dims, q01, q99, mean, std, out, err);

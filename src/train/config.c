@@ -118,6 +118,10 @@ static vla_status read_map(loader *l, const section *s, const option *o, const v
     for (size_t i = 0; i < node->count; i++) {
         const vlai_yaml *item = node->items[i];
         VLA_TRY(copy_text(l, node->keys[i], &keys[i]));
+        char where[WORDS_SIZE], key[KEY_SIZE];
+        if (!*keys[i])
+            return vlai_fail_hint(l->err, VLA_E_INVALID, vlai_config_explain(o), "%s: %s: an entry has an empty name",
+                                  place(l, node->key_lines[i], where, sizeof where), vlai_config_key(s, o, key, sizeof key));
         bool fits = o->kind == KIND_DIMS      ? as_integer(item, o, &cells[i].integer)
                     : o->kind == KIND_WEIGHTS ? as_number(item, o, &cells[i].real)
                                               : as_text(item) != NULL;

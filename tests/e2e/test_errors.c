@@ -131,10 +131,15 @@ static void constant_dimension(void **state)
     json_array_set_new(json_object_get(action, "q01"), 2, json_real(0));
     json_array_set_new(json_object_get(action, "q99"), 2, json_real(1e-9));
     assert_int_equal(json_dump_file(stats, tiny_at("constant.json"), 0), 0);
+    json_array_set_new(json_object_get(action, "q01"), 0, json_real(7.5));
+    json_array_set_new(json_object_get(action, "q99"), 0, json_real(0.5));
+    assert_int_equal(json_dump_file(stats, tiny_at("swapped.json"), 0), 0);
     json_decref(stats);
     EXPECT(0, "train --config tiny.yml --checkpoint.save_path=out --data.norm_stats_path=constant.json --stop-at 1",
            "'action' dim 1 (ee_position[1]", "has no range: q01 0.25, q99 0.25, std 0; it is scaled by 1 instead",
            "'action' dim 2 (gripper[0]", "has tiny range: q01 ", "it is scaled as it is");
+    EXPECT(3, "train --config tiny.yml --checkpoint.save_path=out --data.norm_stats_path=swapped.json --stop-at 1", "swapped.json", "dim 0 has q01 7.5, q99 0.5",
+           "the first not above the second", "vla norm-stats");
 }
 
 /* Cameras: both lists, suggested mapping line. */
@@ -251,6 +256,7 @@ static void senseless_arguments(void **state)
         {"train --config=", {"--config ''", "not empty"}},
         {"train --config tiny.yml --checkpoint.save_path=none --hyperparams.seed=[", {"--hyperparams.seed=[: the value is not valid YAML", "quote the value"}},
         {"train --config tiny.yml --checkpoint.save_path=none --hyperparams.optimizer.eps=0", {"hyperparams.optimizer.eps is the number 0", "above 0"}},
+        {"train --config tiny.yml --checkpoint.save_path=none --task.dof_config={\"\":3}", {"task.dof_config: an entry has an empty name"}},
         {"train --config tiny.yml --checkpoint.save_path=none --data.lerobot_config.episodes=[]", {"data.lerobot_config.episodes", "an empty list", "null takes all"}},
         {"train --config tiny.yml --checkpoint.save_path=none --logging.save_interval=2000000000000000", {"of at least 1 and at most 1e15"}},
         {"preflight --config=tiny.yml --ranks=4097", {"--ranks 4097", "1 to 4096"}},
