@@ -12,8 +12,9 @@
 static const char help[] =
     "Usage: vla report RUN [--out FILE]\n"
     "       vla report RUN --against OTHER [--rtol X]\n\n"
-    "Writes one self-contained HTML page about a run folder: loss, learning rate, gradient norm, throughput, time, memory, the\n"
-    "results of `vla predict` and `vla bench`, checkpoints, configuration. It needs no network and no other file.\n\n"
+    "Writes one self-contained HTML page about a run folder: loss (of each data set, too), learning rates, norms of gradients and\n"
+    "weights, throughput, time, memory, the results of `vla predict` and `vla bench`, checkpoints, configuration. It needs no\n"
+    "network and no other file.\n\n"
     "  --out FILE        where to write it (RUN/report.html)\n"
     "  --against OTHER   no page: says whether loss, gradient norm and skipped steps are those of another run folder or metrics file,\n"
     "                    and the first step that differs; code 3 where one does\n"

@@ -252,7 +252,7 @@ static vla_status put_tiles(page *p, vla_error *err)
     const json_t *all = json_object_get(p->predict, "overall");
     double l1 = json_number_value(json_object_get(all, "l1")), mean = json_number_value(json_object_get(all, "mean_action_l1"));
     if (all && mean > 0)
-        tile(p, "prediction error, of the mean action's", "%.3f", l1 / mean);
+        tile(p, "prediction error over that of the mean action", "%.3f", l1 / mean);
     vlai_text_puts(&p->html, "</div>\n");
     return VLA_OK;
 }

@@ -44,13 +44,14 @@ static frame frame_of(const vlai_curve_chart *chart, const vlai_curve *curves, i
 {
     frame f = {INFINITY, -INFINITY, INFINITY, -INFINITY, false};
     for (int c = 0; c < count; c++)
-        for (int64_t i = 0; i < curves[c].count; i++)
+        for (int64_t i = 0; i < curves[c].count; i++) {
+            f.x0 = fmin(f.x0, curves[c].x[i]);
+            f.x1 = fmax(f.x1, curves[c].x[i]);
             if (isfinite(curves[c].y[i])) {
-                f.x0 = fmin(f.x0, curves[c].x[i]);
-                f.x1 = fmax(f.x1, curves[c].x[i]);
                 f.low = fmin(f.low, curves[c].y[i]);
                 f.high = fmax(f.high, curves[c].y[i]);
             }
+        }
     if (!(f.low <= f.high))
         f = (frame){0, 1, 0, 1, false};
     f.orders = chart->orders && f.low > 0 && f.high / f.low > 50;
@@ -100,6 +101,10 @@ static void put_axes(vlai_text *out, const frame *f, const char *x_name)
         }
     }
     vlai_plot_ticks(f->x0, f->x1, 6, &first, &step);
+    if (step < 1) {
+        first = ceil(f->x0);
+        step = 1;
+    }
     for (double v = first; v <= f->x1 + step * 1e-9; v += step)
         vlai_text_printf(out, "<text x='%.1f' y='%d' text-anchor=middle>%.6g</text>", at_x(f, v), HEIGHT - BOTTOM + 16, v);
     vlai_text_printf(out, "<text x='%d' y='%d' text-anchor=end>%s</text>", WIDTH - RIGHT, HEIGHT - 3, x_name);
@@ -168,7 +173,9 @@ void vlai_svg_chart(vlai_text *out, const vlai_curve_chart *chart, const vlai_cu
     vlai_text_puts(out, "</b>");
     if (*chart->unit)
         vlai_text_printf(out, " <span>%s</span>", chart->unit);
-    for (int c = 0; c < count && count > 1; c++) {
+    for (int c = 0; c < count; c++) {
+        if (!*curves[c].name)
+            continue;
         vlai_text_printf(out, " <i class=c%d></i>", curves[c].colour);
         vlai_html_escape(out, curves[c].name);
     }

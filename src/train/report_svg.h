@@ -12,8 +12,8 @@
 VLA_BEGIN_DECLS
 
 typedef struct vlai_curve {
-    const char *name;
-    const double *x, *y; /* x ascending; y that is not finite leaves a gap */
+    const char *name;    /* in the legend; "": not there */
+    const double *x, *y; /* x: whole numbers, ascending; y that is not finite leaves a gap */
     int64_t count;
     int colour;  /* 0 to 3 */
     bool points; /* single values with dots, joined */
