@@ -2,6 +2,7 @@
 
 #include "base/fail.h"
 #include "base/io.h"
+#include "base/json.h"
 #include "base/memory.h"
 #include "base/text.h"
 
@@ -64,6 +65,25 @@ static vla_status keep_until(const char *path, int64_t step, vla_error *err)
     return status;
 }
 
+/* Predictions of a checkpoint later than `step` belong to a run before this one, as that checkpoint does: they become predict.old. */
+static vla_status set_predictions_aside(const char *run, int64_t step, vla_error *err)
+{
+    char path[PATH], summary[PATH], old[PATH];
+    json_t *all;
+    vla_error unread = VLA_ERROR_INIT;
+    if (!vlai_path_join(path, sizeof path, run, "predict") || !vlai_path_join(summary, sizeof summary, path, "summary.json") ||
+        snprintf(old, sizeof old, "%s.old", path) >= (int)sizeof old)
+        return vlai_fail(err, VLA_E_INVALID, "%s/predict: path too long", run);
+    if (!vlai_is_file(summary) || vlai_json_load(summary, &all, &unread) != VLA_OK)
+        return VLA_OK;
+    int64_t of = json_integer_value(json_object_get(all, "step"));
+    json_decref(all);
+    if (of <= step)
+        return VLA_OK;
+    VLA_TRY(vlai_remove_tree(old, err));
+    return vlai_publish(path, old, err);
+}
+
 static vla_status open_one(const char *run, const char *name, int64_t step, vlai_appender *file, bool *open, vla_error *err)
 {
     char path[PATH];
@@ -82,6 +102,8 @@ vla_status vlai_metrics_open(const char *run, int64_t step, vlai_metrics **out, 
     if (!m)
         return vlai_nomem(err, sizeof *m);
     vla_status status = vlai_mkdirs(run, err);
+    if (status == VLA_OK)
+        status = set_predictions_aside(run, step, err);
     if (status == VLA_OK)
         status = open_one(run, VLAI_METRICS_FILE, step, &m->steps, &m->steps_open, err);
     if (status == VLA_OK)

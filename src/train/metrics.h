@@ -5,7 +5,8 @@
  *     VLA_TRY(vlai_metrics_put(m, &record, err));       // formats into its own buffer: nothing is allocated
  *     vlai_metrics_close(m);
  *
- * A run that begins at step 0 where files of these names lie renames them to NAME.old.
+ * A run that begins at step 0 where files of these names lie renames them to NAME.old; so does every run with `predict`, when that is of
+ * a later step than the one it begins at.
  *
  * Numbers are written so that they read back as the same double; what is not finite is null. */
 #ifndef VLAI_METRICS_H

@@ -584,6 +584,8 @@ static void old_checkpoints_step_aside(void **state)
     vla_error err = VLA_ERROR_INIT;
     vla_trainer_options o = toy_options(at("used"));
     assert_ok(train(&plain, &o, &err), err);
+    assert_ok(vlai_mkdirs(at("used/predict"), &err), err);
+    assert_ok(vlai_write_file_atomic(at("used/predict/summary.json"), "{\"step\": 20}", 12, &err), err);
     o.stop_at = 6;
     assert_ok(train(&plain, &o, &err), err);
     vla_checkpoint *c;
@@ -593,6 +595,15 @@ static void old_checkpoints_step_aside(void **state)
     assert_true(vlai_is_dir(at("used/1_20.old")));
     assert_same_metrics(at("used"), at("used"), 6);
     assert_true(vlai_is_file(at("used/metrics.jsonl.old")));
+    assert_false(vlai_is_dir(at("used/predict")));
+    assert_true(vlai_is_file(at("used/predict.old/summary.json")));
+
+    assert_ok(vlai_mkdirs(at("used/predict"), &err), err);
+    assert_ok(vlai_write_file_atomic(at("used/predict/summary.json"), "{\"step\": 6}", 11, &err), err);
+    o.stop_at = 8;
+    o.resume = at("used");
+    assert_ok(train(&plain, &o, &err), err);
+    assert_true(vlai_is_file(at("used/predict/summary.json"))); /* of a checkpoint that this run went on from */
 }
 
 static void small_splits_are_refused(void **state)
