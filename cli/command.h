@@ -27,21 +27,22 @@ int command_help(int argc, char **argv, const char *text);
 /* Says that an argument is not understood, naming the nearest known one. Returns EXIT_USAGE. */
 int command_unknown(const char *name, const char *argument, const char *const *known, int count);
 
-#define COMMANDS(X)                                        \
-    X(train, "train, or go on from a checkpoint") \
-    X(launch, "start the ranks of a training run") \
-    X(parity, "compare with recorded results of the reference") \
-    X(config, "list the keys of a training configuration, or check one") \
-    X(convert, "rewrite a checkpoint fused or unfused") \
+/* In the order in which a user meets them, as the help shows them. */
+#define COMMANDS(X)                                                         \
+    X(check, "validate datasets")                                           \
+    X(norm_stats, "statistics that normalise state and action")             \
+    X(preflight, "check everything that a training run will need")          \
+    X(train, "train, or go on from a checkpoint")                           \
+    X(launch, "start the ranks of a training run")                          \
     X(predict, "open-loop evaluation of a checkpoint on held-out episodes") \
-    X(report, "one HTML page for a run; compare two") \
-    X(preflight, "check everything that a training run will need") \
-    X(init, "write a model with random weights") \
-    X(synth, "write a synthetic LeRobot dataset") \
-    X(inspect, "show a dataset, a batch, a graph, a plan or a checkpoint") \
-    X(check, "validate datasets") \
-    X(norm_stats, "statistics that normalise state and action") \
-    X(bench, "time training steps, switch by switch")
+    X(report, "one HTML page for a run; compare two")                       \
+    X(convert, "rewrite a checkpoint fused or unfused")                     \
+    X(inspect, "show a dataset, a batch, a graph, a plan or a checkpoint")  \
+    X(config, "list the keys of a training configuration, or check one")    \
+    X(init, "write a model with random weights")                            \
+    X(synth, "write a synthetic LeRobot dataset")                           \
+    X(bench, "time training steps, switch by switch")                       \
+    X(parity, "compare with recorded results of the reference")
 
 #define X(name, text) int command_##name(int argc, char **argv);
 COMMANDS(X)

@@ -152,7 +152,7 @@ int main(int argc, char **argv)
         names[i] = commands[i].name;
     }
     const char *near = vlai_nearest(argv[1], names, COMMAND_COUNT);
-    fprintf(stderr, "vla: unknown command '%s'%s%s%s\n", argv[1], near ? "; did you mean '" : "", near ? near : "",
-            near ? "'?" : "");
+    fprintf(stderr, "vla: unknown command '%s'%s%s%s\n  hint: vla --help lists them\n", argv[1], near ? "; did you mean '" : "",
+            near ? near : "", near ? "'?" : "");
     return EXIT_USAGE;
 }

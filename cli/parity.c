@@ -14,10 +14,12 @@
 #include <string.h>
 
 static const char help[] =
-    "Usage: vla parity [--json] [--verbose] [--numerics fp32|bf16|bf16-sr|bf16-plain] [--device cpu] [--fuse] DIR...\n\n"
+    "Usage: vla parity [--json] [--verbose] [--numerics fp32|bf16|bf16-sr|bf16-plain] [--device cpu|cuda|cuda:N|auto] [--fuse] DIR...\n\n"
     "Runs golden cases: folders with a case.json that says what to compute and what the reference computed. A DIR that\n"
     "holds case folders runs all of them. Exit code 0 only if every case passed.\n\n"
     "  --verbose    one line per tensor\n"
+    "  --numerics   of model cases (fp32)\n"
+    "  --device     where model cases run (cpu)\n"
     "  --fuse       model cases with fused operations, and with recompute: cheap, which more of them need\n"
     "  --json       one JSON object per case and line: case, pass, quantities with error, bound and worst tensor\n\n"
     "Examples:\n"

@@ -310,7 +310,7 @@ static void check_disk(look *l)
     if (!vlai_look_judge(l, "disk", vlai_ckpt_check_room(o->run, bytes, o->keep_last, o->steps > 0 ? saves : -1, &e), &e))
         return;
     bool all_kept = o->keep_last == 0 && o->steps > 0 && (uint64_t)saves > room / (bytes ? bytes : 1);
-    vlai_look_say(l, "disk", all_kept ? VLAI_CHECK_NOTE : VLAI_CHECK_OK, "%.3f GB a checkpoint, %.1f GB free at %s, keep_last %" PRId64
+    vlai_look_say(l, "disk", all_kept ? VLAI_CHECK_NOTE : VLAI_CHECK_OK, "%.3f GB a checkpoint, %.1f GB free at %s, keep_last up to %" PRId64
                   " fits%s", 1e-9 * (double)bytes, 1e-9 * (double)room, o->run, l->out->keep_fits,
                   all_kept ? "; the run keeps all its checkpoints, and they do not all fit" : "");
 }
