@@ -50,4 +50,4 @@ install: all
 	@cmake --install $(BUILD)
 
 clean:
-	rm -rf $(BUILD) $(BUILD)-asan $(BUILD)-tsan $(BUILD)-fuzz $(BUILD)-cuda $(BUILD)-gpu .gpu
+	rm -rf $(BUILD) $(BUILD)-asan $(BUILD)-tsan $(BUILD)-fuzz $(BUILD)-cuda $(BUILD)-gpu $(BUILD)-examples $(BUILD)*.log .gpu

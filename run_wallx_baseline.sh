@@ -4,7 +4,7 @@
 #
 #   ./run_wallx_baseline.sh  # all GPUs of this machine; without one, a CPU rank
 #   BATCH=20 DATASET=/data/libero ./run_wallx_baseline.sh --stop-at 30
-#   NNODES=2 NODE_RANK=1 MASTER_ADDR=10.0.0.1 ./run_wallx_baseline.sh  # once per node, rank 0 first
+#   NNODES=2 NODE_RANK=1 MASTER_ADDR=10.0.0.1 ./run_wallx_baseline.sh  # once per node, in any order
 #   ./run_wallx_baseline.sh --resume  # go on from the newest checkpoint in SAVE_PATH
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
