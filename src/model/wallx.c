@@ -405,7 +405,9 @@ static void build(builder *b)
         x[0] = embed_tokens(b, table, vision);
     }
     vlai_graph_lane(g, 1); /* the action expert's work is small: it may run beside the language model's */
-    actions a = embed_actions(b);
+    actions a = {.condition = VLA_NONE};
+    if (b->s->horizon) /* a batch without actions leaves even their embedding alone */
+        a = embed_actions(b);
     vlai_graph_lane(g, 0);
     act(b, x[0], "embeds.e0");
     tables t = {.map = VLA_NONE, .segments = VLA_NONE};

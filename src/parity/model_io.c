@@ -280,7 +280,8 @@ vla_status vlai_parity_micro_read(const vlai_parity_model *m, const char *prefix
     const vlai_tensor_view *ids = look(&r, "input_ids"), *mask = look(&r, "dof_mask");
     if (!ids || ids->rank != 2 || ids->elements < 1)
         return vlai_fail(err, VLA_E_NOT_FOUND, "inputs.safetensors: no '%sinput_ids' of rank 2", prefix);
-    if (!mask || mask->rank != 3)
+    bool actions_given = mask || look(&r, "action_chunk") || look(&r, "noise"); /* the reference may have received None */
+    if (actions_given && (!mask || mask->rank != 3))
         return vlai_fail(err, VLA_E_NOT_FOUND, "inputs.safetensors: no '%sdof_mask' of rank 3", prefix);
     int64_t rows = ids->shape[0], tokens = ids->elements, d = m->config.action_dim;
     b->samples = rows;
@@ -296,12 +297,12 @@ vla_status vlai_parity_micro_read(const vlai_parity_model *m, const char *prefix
     check_routing(&r, b->ids, rows, tokens);
     b->labels = int32s(&r, "labels", false, rows, tokens);
     b->pixel_values = vlai_parity_pixels(m, &out->arena, prefix, &b->images, &b->grid, &r.status, err);
-    b->horizon = mask->shape[1];
+    b->horizon = mask ? mask->shape[1] : 0;
     int64_t actions = rows * b->horizon, states = rows * m->config.propri_dim;
-    b->dof_mask = floats(&r, "dof_mask", true, rows, actions * d);
-    b->action = floats(&r, "action_chunk", training, rows, actions * d);
-    b->noise = floats(&r, "noise", true, rows, actions * d);
-    b->time = floats(&r, "sample_time", training, rows, rows);
+    b->dof_mask = floats(&r, "dof_mask", actions_given, rows, actions * d);
+    b->action = floats(&r, "action_chunk", actions_given && training, rows, actions * d);
+    b->noise = floats(&r, "noise", actions_given, rows, actions * d);
+    b->time = floats(&r, "sample_time", actions_given && training, rows, rows);
     b->flow_loss_mask = floats(&r, "flow_loss_mask", false, rows, actions);
     b->state = floats(&r, "proprioception", false, rows, states);
     b->state_mask = floats(&r, "agent_pos_mask", b->state != NULL, rows, states);
