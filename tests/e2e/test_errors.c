@@ -427,9 +427,12 @@ static void signals_leave_nothing(void **state)
     for (size_t c = 0; c < sizeof commands / sizeof *commands; c++)
         for (int ms = 20; ms < 700; ms = ms * 7 / 4) {
             char line[1024];
-            snprintf(line, sizeof line, "cd alone && { timeout --preserve-status -s %s 0.%03d " VLA_TEST_PROGRAM " %s >../log 2>&1; c=$?; "
+            snprintf(line, sizeof line,
+                     "cd alone && { timeout --preserve-status -s %s 0.%03d " VLA_TEST_PROGRAM " %s >../log 2>&1; c=$?; "
                      "[ $c = 0 ] || { [ $c = %d ] && [ -z \"$(find . -name '*tmp*')\" ] && "
-                     "{ [ \"$(ls -A)\" = big ] || [ -f gone.safetensors ] || [ -f gone/config.json ] || [ -f gone/meta/info.json ]; }; }; } && rm -rf gone*", ms % 2 ? "INT" : "TERM", ms, commands[c], ms % 2 ? 130 : 143);
+                     "{ [ \"$(ls -A)\" = big ] || [ -f gone.safetensors ] || [ -f gone/config.json ] || [ -f gone/meta/info.json ]; }; } || "
+                     "{ echo code $c; ls -lAR; tail -n 5 ../log; exit 1; }; } && rm -rf gone*",
+                     ms % 2 ? "INT" : "TERM", ms, commands[c], ms % 2 ? 130 : 143);
             shell(line);
         }
     shell("rm -rf alone");
