@@ -12,6 +12,7 @@
 #include "text/prompt.h"
 #include "train/contract_config.h"
 #include "train/device.h"
+#include "train/wallx_batch.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -359,6 +360,8 @@ static vla_status load_weights(vlai_predict *p, vla_error *err)
     vla_status status = vlai_wallx_config_load(path, &p->model, err);
     if (status == VLA_OK)
         status = vlai_wallx_config_update(&p->model, p->config, false, err);
+    if (status == VLA_OK)
+        status = vlai_wallx_check_pictures(&p->model, &p->contract.image, err);
     /* The contract is what counts; a configuration of the same contract may leave sizes to it. */
     p->model.action_dim = vlai_contract_action_width(&p->contract);
     p->model.propri_dim = vlai_contract_state_width(&p->contract);

@@ -12,6 +12,7 @@
 #include "train/device.h"
 #include "train/preflight_internal.h"
 #include "train/resume.h"
+#include "train/wallx_batch.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -129,6 +130,8 @@ static void check_keys(look *l)
     l->has_contract = status == VLA_OK;
     if (status == VLA_OK)
         status = vlai_contract_check_set(&l->contract, l->set, &notes, &e);
+    if (status == VLA_OK && l->has_model)
+        status = vlai_wallx_check_pictures(&l->model, &l->contract.image, &e);
     if (vlai_look_judge(l, "keys", status, &e)) {
         l->keys_fit = true;
         vlai_look_say(l, "keys", VLAI_CHECK_OK, "%zu cameras, state '%s', actions '%s', %" PRId64 " actions a chunk", l->contract.camera_count,

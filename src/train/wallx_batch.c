@@ -101,6 +101,23 @@ static void put_sample(const vlai_wallx_assembly *a, const sizes *s, const array
     to->time[i] = slot->time;
 }
 
+vla_status vlai_wallx_check_pictures(const vlai_wallx_config *config, const vlai_image_processor *image, vla_error *err)
+{
+    static const char hint[] = "model.processor_path and model.config_path must belong to one model";
+    const struct {
+        const char *name;
+        int64_t cut, taken;
+    } rows[] = {{"patch_size", image->patch, config->vision.patch_size},
+                {"temporal_patch_size", image->temporal, config->vision.temporal_patch_size},
+                {"merge_size", image->merge, config->vision.spatial_merge_size},
+                {"channels of a picture", 3, config->vision.in_channels}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        if (rows[i].cut != rows[i].taken)
+            return vlai_fail_hint(err, VLA_E_INVALID, hint, "%s: the processor has %lld, the architecture's vision_config %lld", rows[i].name,
+                                  (long long)rows[i].cut, (long long)rows[i].taken);
+    return VLA_OK;
+}
+
 vla_status vlai_wallx_assemble(vlai_wallx_assembly *a, const vlai_contract *contract, const vlai_sampler *sampler,
                                void *const *slots, int64_t count, vla_error *err)
 {

@@ -17,6 +17,8 @@ typedef struct vlai_wallx_assembly {
     vlai_wallx_scratch scratch; /* of filling */
 } vlai_wallx_assembly;
 
+/* Pictures are cut as the architecture's tower takes them; the processor of another model would scramble them. */
+vla_status vlai_wallx_check_pictures(const vlai_wallx_config *config, const vlai_image_processor *image, vla_error *err);
 /* `sampler`: NULL for the packed layout, else pads as the reference's collator does. */
 vla_status vlai_wallx_assemble(vlai_wallx_assembly *a, const vlai_contract *contract, const vlai_sampler *sampler,
                                void *const *slots, int64_t count, vla_error *err);

@@ -717,6 +717,7 @@ static vla_status open_task(vlai_wallx_task *t, vla_error *err)
     if (c->data.padding == VLAI_PADDING_REFERENCE)
         VLA_TRY(vlai_sampler_create(&t->contract, t->tok, &t->collator, err));
     VLA_TRY(open_model(t, err));
+    VLA_TRY(vlai_wallx_check_pictures(&t->model, &t->contract.image, err));
     VLA_TRY(open_set(t, err));
     VLA_TRY(open_cache(t, err));
     VLA_TRY(make_split(t, err));

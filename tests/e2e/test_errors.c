@@ -160,6 +160,17 @@ static void cameras(void **state)
            "data.key_mappings.camera: {observation.images.image: ");
 }
 
+/* The processor of another model: which value, of both. */
+static void another_processor(void **state)
+{
+    (void)state;
+    shell("rm -rf foreign && cp -r start foreign");
+    edit("foreign/preprocessor_config.json", "start/preprocessor_config.json", "\"patch_size\": 14", "\"patch_size\": 16");
+    EXPECT(2, "train --config tiny.yml --checkpoint.save_path=out --model.processor_path=foreign", "patch_size: the processor has 16",
+           "vision_config 14", "model.processor_path and model.config_path");
+    EXPECT(2, "preflight --config tiny.yml --model.processor_path=foreign", "FAIL keys", "patch_size: the processor has 16");
+}
+
 /* Dimensions and slots: the table, names of both sides. */
 static void slots(void **state)
 {
@@ -460,7 +471,7 @@ int main(void)
         cmocka_unit_test(allowed_names), cmocka_unit_test(resume_of_what_is_damaged), cmocka_unit_test(closed_descriptors),
         cmocka_unit_test(limits_of_memory), cmocka_unit_test(signals_leave_nothing), cmocka_unit_test(conversions),
         cmocka_unit_test(unsupported_set), cmocka_unit_test(partial_download), cmocka_unit_test(frame_count),
-        cmocka_unit_test(constant_dimension), cmocka_unit_test(cameras), cmocka_unit_test(slots), cmocka_unit_test(disk),
+        cmocka_unit_test(constant_dimension), cmocka_unit_test(cameras), cmocka_unit_test(slots), cmocka_unit_test(another_processor), cmocka_unit_test(disk),
         cmocka_unit_test(output_that_does_not_fit), cmocka_unit_test(episodes_listed_twice), cmocka_unit_test(instruction_bytes),
         cmocka_unit_test(resume_with_changes), cmocka_unit_test(not_finite),
     };
