@@ -25,6 +25,7 @@ export SAVE_PATH=${SAVE_PATH:-./ckpt/libero_local_perf}
 for program in "${VLA:-}" "$here/build-cuda/vla" "$here/build/vla" vla; do # the one that was named, a build with CUDA, without, installed
   if command -v "$program" >/dev/null; then break; fi
 done
+command -v "$program" >/dev/null || { echo "$0: no vla is there: make builds it" >&2; exit 2; }
 
 exec "$program" launch --gpus="$GPUS" --nnodes="$NNODES" --node-rank="$NODE_RANK" --master-addr="$MASTER_ADDR" \
     --master-port="$MASTER_PORT" train --config "$CONFIG" --hyperparams.batch_size_per_gpu="$BATCH" "$@"
