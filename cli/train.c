@@ -18,6 +18,7 @@
 #include "train/wallx_task.h"
 #include "vla/log.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <pthread.h>
 #include <signal.h>
@@ -36,7 +37,8 @@ static const char help[] =
     "  --config FILE, --config_path FILE   YAML or JSON; `vla config` lists its keys\n"
     "  --section.key=value      overrides a key\n"
     "  --resume [auto|PATH]     go on from a checkpoint or run folder; auto (also without a value): from the newest whole\n"
-    "                           checkpoint in save_path, or as the configuration says where there is none\n"
+    "                           checkpoint in save_path, or as the configuration says where there is none; where there are\n"
+    "                           some and none can be read, it is an error\n"
     "  --allow-change A,B|all   values that may differ from the checkpoint's (the error names them)\n"
     "  --allow-partial          train on the whole episodes at the start of a damaged set\n"
     "  --stop-at STEP           save and end after this step; schedules stay those of the whole run\n"
@@ -422,6 +424,11 @@ static void open_logs(view *v, const request *q, const vlai_config *c)
     strftime(name, sizeof name, "training_log_%Y%m%d_%H%M%S.log", &local);
     if (q->log_to_file && v->rank == 0)
         v->tee = open_log(c->checkpoint.save_path, ".", name);
+    if (!v->rank_log || (q->log_to_file && v->rank == 0 && !v->tee)) {
+        char line[LINE];
+        snprintf(line, sizeof line, "%.900s: a log cannot be written there: %s", c->checkpoint.save_path, strerror(errno));
+        print_line(v, "WARNING", line);
+    }
 }
 
 static void say_start(view *v, const together *t, const vlai_config *c, const vlai_wallx_setup *s)

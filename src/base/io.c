@@ -57,7 +57,7 @@ vla_status vlai_map_open(const char *path, vlai_map *out, vla_error *err)
     out->data = NULL;
     out->size = 0;
     vlai_work_add();
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe that nobody writes to is no reason to wait */
     if (fd < 0)
         return fail_errno(err, "open", path);
     struct stat st;
@@ -92,7 +92,7 @@ vla_status vlai_read_file(const char *path, size_t limit, char **out, size_t *si
     *out = NULL;
     if (limit == 0)
         limit = (size_t)1 << 30;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe that nobody writes to is no reason to wait */
     if (fd < 0)
         return fail_errno(err, "open", path);
     vla_status status = VLA_OK;

@@ -329,6 +329,10 @@ static void kinds_of_files(void **state)
     (void)state;
     EXPECT(3, "train --config set", "set: is a folder, wanted a file");
     EXPECT(3, "train --config /dev/null", "/dev/null: is no regular file");
+    shell("rm -f pipe && mkfifo pipe");
+    EXPECT(3, "train --config pipe", "pipe: is no regular file"); /* and not: waits for a writer */
+    shell("mkdir -p unlogged && touch unlogged/logs");
+    EXPECT(0, "train --config tiny.yml --checkpoint.save_path=unlogged --stop-at 1", "unlogged: a log cannot be written there");
     EXPECT(3, "predict start/model.safetensors", "start/model.safetensors: is a file, wanted a checkpoint folder");
     tiny_must("train --config tiny.yml --checkpoint.save_path=kinds --stop-at 1");
     EXPECT(3, "predict kinds --out tiny.yml", "tiny.yml: exists and is not a directory");
