@@ -54,7 +54,8 @@ int command_report(int argc, char **argv)
         return command_fail("report", &err);
     if (s.bad_lines)
         fprintf(stderr, "vla report: %" PRId64 " lines of the metrics are no JSON objects and were passed over\n", s.bad_lines);
-    printf("%s: %" PRId64 " steps, %" PRId64 " validations, %" PRId64 " checkpoints, %" PRId64 " pictures, %zu bytes\n", s.path, s.steps,
-           s.validations, s.checkpoints, s.pictures, s.bytes);
+    printf("%s: %" PRId64 " step%s, %" PRId64 " validation%s, %" PRId64 " checkpoint%s, %" PRId64 " picture%s, %zu bytes\n", s.path, s.steps,
+           s.steps == 1 ? "" : "s", s.validations, s.validations == 1 ? "" : "s", s.checkpoints, s.checkpoints == 1 ? "" : "s", s.pictures,
+           s.pictures == 1 ? "" : "s", s.bytes);
     return EXIT_DONE;
 }

@@ -217,7 +217,9 @@ static void show(void *user, const vla_record *r)
 
 static int complain(const vla_error *err)
 {
-    fprintf(stderr, "custom_model: %s\n  %s\n", err->message, err->hint);
+    fprintf(stderr, "custom_model: %s\n", err->message);
+    if (*err->hint)
+        fprintf(stderr, "  %s\n", err->hint);
     return 1;
 }
 

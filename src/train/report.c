@@ -387,10 +387,10 @@ static vla_status put_pictures(page *p, const char *dir, vla_error *err)
 static vla_status put_predictions(page *p, const char *dir, vla_error *err)
 {
     const json_t *all = json_object_get(p->predict, "overall");
-    vlai_text_printf(&p->html, "<h2>Predictions</h2>\n<p class=sub>%zu held-out episodes, %lld predictions, checkpoint of step %lld; errors "
+    size_t episodes = json_array_size(json_object_get(p->predict, "episodes"));
+    vlai_text_printf(&p->html, "<h2>Predictions</h2>\n<p class=sub>%zu episode%s, %lld predictions, checkpoint of step %lld; errors "
                                "in the data set's units, beside those of always predicting the mean action</p>\n",
-                     json_array_size(json_object_get(p->predict, "episodes")),
-                     (long long)json_integer_value(json_object_get(p->predict, "predictions")),
+                     episodes, episodes == 1 ? "" : "s", (long long)json_integer_value(json_object_get(p->predict, "predictions")),
                      (long long)json_integer_value(json_object_get(p->predict, "step")));
     vlai_text_puts(&p->html, "<div class=scroll><table><tr><th></th><th>L1</th><th>MSE</th><th>L1 of the mean action</th><th>ratio</th></tr>\n");
     put_error_rows(p, json_object_get(p->predict, "dimensions"), "name", "");
