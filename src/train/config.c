@@ -512,6 +512,10 @@ static vla_status apply_override(loader *l, const char *text)
         return vlai_fail(l->err, VLA_E_INVALID, "'%.128s' is not of the form --section.key=value", text);
     char path[KEY_SIZE];
     snprintf(path, sizeof path, "%.*s", (int)(equals - name), name);
+    const option *o = vlai_config_option(path, NULL);
+    bool scalar = o && (o->kind == KIND_INT || o->kind == KIND_REAL || o->kind == KIND_BOOL || o->kind == KIND_CHOICE);
+    if (scalar && !equals[1 + strspn(equals + 1, " ")]) /* a variable of the shell that is not set, not a wish for the default */
+        return vlai_fail_hint(l->err, VLA_E_INVALID, "null takes the default", "%s: an empty value", l->source);
     vlai_yaml *value;
     vla_status status = vlai_yaml_parse(equals + 1, strlen(equals + 1), l->source, VLAI_YAML_EXPAND, &value, l->err);
     if (status == VLA_E_FORMAT) /* of a file it would be the file's fault, here it is the command line's */

@@ -267,6 +267,7 @@ static void senseless_arguments(void **state)
         {"train --config=", {"--config ''", "not empty"}},
         {"train --config tiny.yml --checkpoint.save_path=none --hyperparams.seed=[", {"--hyperparams.seed=[: the value is not valid YAML", "quote the value"}},
         {"train --config tiny.yml --checkpoint.save_path=none --hyperparams.optimizer.eps=0", {"hyperparams.optimizer.eps is the number 0", "above 0"}},
+        {"train --config tiny.yml --checkpoint.save_path=none --hyperparams.batch_size_per_gpu=", {"--hyperparams.batch_size_per_gpu=: an empty value", "null"}},
         {"train --config tiny.yml --checkpoint.save_path=none --task.dof_config={\"\":3}", {"task.dof_config: an entry has an empty name"}},
         {"train --config tiny.yml --checkpoint.save_path=none --data.lerobot_config.episodes=[]", {"data.lerobot_config.episodes", "an empty list", "null takes all"}},
         {"train --config tiny.yml --checkpoint.save_path=none --logging.save_interval=2000000000000000", {"of at least 1 and at most 1e15"}},

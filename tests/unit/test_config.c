@@ -488,7 +488,7 @@ static void before_training(void **state)
         {"--data.key_mappings.camera=", "data.key_mappings.camera is required", VLA_E_INVALID},
         {"--data.key_mappings.state=", "data.key_mappings.state is required", VLA_E_INVALID},
         {"--data.lerobot_config.repo_id=", "lerobot requires data.lerobot_config.repo_id to be set", VLA_E_INVALID},
-        {"--hyperparams.scheduler.num_training_steps=", "num_training_steps must be > 0 for cosine scheduler.", VLA_E_INVALID},
+        {"--hyperparams.scheduler.num_training_steps=null", "num_training_steps must be > 0 for cosine scheduler.", VLA_E_INVALID},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         c = parse(whole, &cases[i].override, 1);
