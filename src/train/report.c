@@ -146,6 +146,7 @@ static const char style[] =
     "figure{margin:0;background:var(--card);border:1px solid var(--line);border-radius:10px;padding:12px 14px}\n"
     "figcaption{font-size:14px;margin-bottom:4px}figcaption span{color:var(--soft)}\n"
     "figcaption i{display:inline-block;width:18px;height:3px;border-radius:2px;margin:0 5px 3px 12px;background:currentColor}\n"
+    ".k{display:inline-block;overflow-wrap:anywhere}figcaption .k{color:inherit}\n"
     "svg{width:100%;height:auto;display:block}svg text{font-size:11px;fill:var(--soft)}.g{stroke:var(--line)}.a{stroke:var(--soft)}\n"
     ".l{fill:none;stroke:currentColor;stroke-width:1.8;stroke-linejoin:round}.b{fill:currentColor;opacity:.16;stroke:none}\n"
     ".p{fill:currentColor}.c0{color:var(--c0)}.c1{color:var(--c1)}.c2{color:var(--c2)}.c3{color:var(--c3)}\n"

@@ -176,8 +176,9 @@ void vlai_svg_chart(vlai_text *out, const vlai_curve_chart *chart, const vlai_cu
     for (int c = 0; c < count; c++) {
         if (!*curves[c].name)
             continue;
-        vlai_text_printf(out, " <i class=c%d></i>", curves[c].colour);
+        vlai_text_printf(out, " <span class=k><i class=c%d></i>", curves[c].colour);
         vlai_html_escape(out, curves[c].name);
+        vlai_text_puts(out, "</span>");
     }
     vlai_text_printf(out, "</figcaption><svg viewBox='0 0 %d %d' role=img aria-label='%s'>", WIDTH, HEIGHT, chart->title);
     put_axes(out, &f, chart->x_name);

@@ -1,4 +1,4 @@
-/* Line charts as inline SVG, drawn with the page's CSS classes c0..c3 for lines and g for grids.
+/* Line charts as inline SVG, drawn with the page's CSS classes c0..c3 for lines, k for their names, g for grids.
  *
  * Long series are thinned to what a screen can show: per column of the chart the mean, with the extremes as a pale band. */
 #ifndef VLAI_REPORT_SVG_H
