@@ -132,13 +132,11 @@ const char *vlai_config_explain(const option *o)
     return text ? text + 2 : "";
 }
 
-/* " from 1 to 8", " above 0 and below 1", " of at least 0": the bounds of the row in words. */
+/* " from 1 to 8", " above 0, at most 1", " of at least 0": the bounds of the row in words. */
 static void describe_bounds(const option *o, char *out, size_t size)
 {
     bool open_low = o->low == DBL_MIN, open_high = o->high == 1 - DBL_EPSILON, no_high = o->high >= VLAI_BIG;
-    if (open_low && open_high)
-        snprintf(out, size, " above 0 and below 1");
-    else if (open_low && no_high)
+    if (open_low && no_high)
         snprintf(out, size, " above 0");
     else if (open_low)
         snprintf(out, size, " above 0, at most %.15g", o->high);

@@ -92,7 +92,7 @@
 #define VLAI_OPTIONS_DATA(X)                                                                                           \
     X(CHOICE, dataset_type, 0, 0, 0, WORKS, "lerobot; format of the data sets: LeRobot v2.0, v2.1, v3.0")              \
     X(PATH, norm_stats_path, NULL, 0, 0, WORKS, "q01 and q99 of state and action, as vla norm-stats writes them")      \
-    X(REAL, train_test_split, 0.95, DBL_MIN, 1 - DBL_EPSILON, WORKS, "share of the episodes that train")               \
+    X(REAL, train_test_split, 0.95, DBL_MIN, 1, WORKS, "share of the episodes that train (1: all, and none validates)") \
     X(DIMS, resolution, VLAI_DEFAULT_RESOLUTION, -1, 16384, WORKS, "view to longest side in pixels; -1 or absent = keep") \
     X(INT, num_workers, 4, 0, 1024, WORKS, "decoding threads per rank; 0 decodes in the training thread")              \
     X(WEIGHTS, priority_order, NULL, 0, 1, QUIET, "instruction fields that LeRobot tasks do not have")                 \

@@ -162,7 +162,7 @@ static void errors_name_file_line_and_key(void **state)
         {"data:\n  num_workers: .nan\n", 0, "data.num_workers is the number .nan, wanted", NULL},
         {"data: 3\n", 0, "t.yml:2: data is the number 3, wanted a map of keys", NULL},
         {"[]\n", 2, "not valid YAML", NULL},
-        {"data:\n  train_test_split: 1.0\n", 0, "data.train_test_split is the number 1.0, wanted a number above 0 and below 1",
+        {"data:\n  train_test_split: 1.5\n", 0, "data.train_test_split is the number 1.5, wanted a number above 0, at most 1",
          NULL},
         {"hyperparams:\n  optimizer:\n    fused: 1\n", 0, "t.yml:4: hyperparams.optimizer.fused is the number 1, wanted true "
                                                           "or false", NULL},
