@@ -36,8 +36,8 @@ void vlai_predict_print(const vlai_predict *p, vlai_text *out)
     const vlai_predict_result *r = &p->result;
     vlai_text_printf(out, "%s (step %" PRId64 ")%s%s on %s\n", vlai_predict_checkpoint(p), vlai_predict_step(p),
                      p->options.weights ? " with the weights of " : "", p->options.weights ? p->options.weights : "", p->root);
-    vlai_text_printf(out, "%" PRId64 " episodes, %" PRId64 " predictions of %" PRId64 " actions, one every %" PRId64 " frames, %" PRId64
-                     " Euler steps; %" PRId64 " actions compared, %.1f s\n", r->episode_count, r->frame_count, r->horizon,
+    vlai_text_printf(out, "%" PRId64 " episode%s, %" PRId64 " predictions of %" PRId64 " actions, one every %" PRId64 " frames, %" PRId64
+                     " Euler steps; %" PRId64 " actions compared, %.1f s\n", r->episode_count, r->episode_count == 1 ? "" : "s", r->frame_count, r->horizon,
                      p->options.stride, p->options.steps, r->columns ? r->all.count / r->columns : 0, r->seconds);
     if (p->options.swap != VLAI_SWAP_NOTHING)
         vlai_text_printf(out, "%s swapped between episodes\n", swap_names[p->options.swap]);
