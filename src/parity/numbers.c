@@ -67,26 +67,6 @@ static vla_status to_double(const vlai_tensor_view *t, const char *name, double 
     return VLA_OK;
 }
 
-/* Rows of one or more columns: the last dimension is theirs. */
-static vla_status to_float(const vlai_tensor_view *t, const char *name, float **out, vla_error *err)
-{
-    *out = NULL;
-    if (!t)
-        return vlai_fail(err, VLA_E_NOT_FOUND, "there is no tensor '%s'", name);
-    if (t->rank < 1)
-        return vlai_fail(err, VLA_E_SHAPE, "%s: '%s' is a single number, wanted rows", t->file, t->name);
-    float *values = vlai_array(t->elements ? (size_t)t->elements : 1, sizeof *values);
-    if (!values)
-        return vlai_nomem(err, (size_t)t->elements * sizeof *values);
-    vla_status status = vlai_tensor_to_float(t, 0, t->elements, values, err);
-    if (status != VLA_OK) {
-        vlai_free(values);
-        return status;
-    }
-    *out = values;
-    return VLA_OK;
-}
-
 static double worst_double(const double *got, const double *want, int64_t n)
 {
     double worst = 0;
@@ -104,7 +84,7 @@ static vla_status compare(vlai_parity_case *c, const vlai_safetensors *want, int
     if (!t)
         return vlai_fail(err, VLA_E_NOT_FOUND, "outputs.safetensors: no 'g%lld.%s'", (long long)group, name);
     float *values;
-    VLA_TRY(to_float(t, name, &values, err));
+    VLA_TRY(vlai_parity_rows(t, name, &values, err));
     double error = n == t->elements ? vlai_parity_max_abs(got, values, n) : INFINITY;
     vlai_free(values);
     vlai_parity_report(c, bound, t->name, error, vlai_parity_bound(c, bound));
@@ -139,7 +119,7 @@ static vla_status data_side(vlai_parity_case *c, const pair *p, int64_t group, c
 {
     const vlai_tensor_view *t = group_tensor(p->in, group, in_name);
     float *in;
-    VLA_TRY(to_float(t, in_name, &in, err));
+    VLA_TRY(vlai_parity_rows(t, in_name, &in, err));
     int64_t dims = t->shape[t->rank - 1], rows = dims ? t->elements / dims : 0, width = dims > total ? dims : total;
     float *out = vlai_array((size_t)(rows * width + 1), sizeof *out), *mask = vlai_array((size_t)(rows * width + 1), sizeof *mask);
     vla_status status = out && mask ? VLA_OK : vlai_nomem(err, (size_t)(rows * width) * sizeof *out);
@@ -165,7 +145,7 @@ static vla_status model_side(vlai_parity_case *c, const pair *p, int64_t group, 
     snprintf(name, sizeof name, "%s.in", form);
     const vlai_tensor_view *t = group_tensor(p->in, group, name);
     float *in;
-    VLA_TRY(to_float(t, name, &in, err));
+    VLA_TRY(vlai_parity_rows(t, name, &in, err));
     int64_t width = t->shape[t->rank - 1], rows = width ? t->elements / width : 0;
     float *out = vlai_array((size_t)t->elements + 1, sizeof *out);
     vla_status status = out ? VLA_OK : vlai_nomem(err, (size_t)t->elements * sizeof *out);
@@ -354,8 +334,8 @@ static vla_status rotation_group(vlai_parity_case *c, const pair *p, const json_
     VLA_TRY_GOTO(vlai_layout_parse(json_object_get(options, "dof_config"), "case.json dof_config", &dof, err), done);
     VLA_TRY_GOTO(vlai_layout_parse(json_object_get(options, "agent_pos_config"), "case.json agent_pos_config", &pos, err), done);
     const vlai_tensor_view *s = group_tensor(p->in, group, "state"), *a = group_tensor(p->in, group, "action");
-    VLA_TRY_GOTO(to_float(s, "state", &state, err), done);
-    VLA_TRY_GOTO(to_float(a, "action", &action, err), done);
+    VLA_TRY_GOTO(vlai_parity_rows(s, "state", &state, err), done);
+    VLA_TRY_GOTO(vlai_parity_rows(a, "action", &action, err), done);
     int64_t columns = a->shape[a->rank - 1], rows = columns ? a->elements / columns : 0, width = columns, m;
     state6 = vlai_array((size_t)(2 * s->elements + pos.width + 1), sizeof *state6);
     action6 = vlai_array((size_t)(rows * (2 * columns + dof.width) + 1), sizeof *action6);
@@ -405,7 +385,7 @@ static vla_status time_group(vlai_parity_case *c, const pair *p, const json_t *o
     VLA_TRY(vlai_flow_time_parse(json_object_get(options, "noise_scheduler"), "case.json", &rule, err));
     const vlai_tensor_view *t = group_tensor(p->in, group, "draw");
     float *u;
-    VLA_TRY(to_float(t, "draw", &u, err));
+    VLA_TRY(vlai_parity_rows(t, "draw", &u, err));
     for (int64_t i = 0; i < t->elements; i++)
         u[i] = vlai_flow_time_map(&rule, u[i]);
     vla_status status = compare(c, p->want, group, "time", "time", u, t->elements, err);

@@ -3,6 +3,7 @@
 #include "base/fail.h"
 #include "base/io.h"
 #include "base/json.h"
+#include "base/memory.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -95,6 +96,25 @@ double vlai_parity_bound(const vlai_parity_case *c, const char *output)
         value = abs_bound ? abs_bound : json_object_get(value, "rel");
     }
     return json_number_value(value);
+}
+
+vla_status vlai_parity_rows(const vlai_tensor_view *t, const char *name, float **out, vla_error *err)
+{
+    *out = NULL;
+    if (!t)
+        return vlai_fail(err, VLA_E_NOT_FOUND, "there is no tensor '%s'", name);
+    if (t->rank < 1)
+        return vlai_fail(err, VLA_E_SHAPE, "%s: '%s' is a single number, wanted rows", t->file, t->name);
+    float *values = vlai_array(t->elements ? (size_t)t->elements : 1, sizeof *values);
+    if (!values)
+        return vlai_nomem(err, (size_t)t->elements * sizeof *values);
+    vla_status status = vlai_tensor_to_float(t, 0, t->elements, values, err);
+    if (status != VLA_OK) {
+        vlai_free(values);
+        return status;
+    }
+    *out = values;
+    return VLA_OK;
 }
 
 double vlai_parity_max_abs(const float *got, const float *want, int64_t n)

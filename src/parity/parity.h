@@ -70,6 +70,10 @@ vla_status vlai_parity_path(const vlai_parity_case *c, const char *file, char *o
  * names may share a key separated by ", ". An output without an entry gets 0 (exact). */
 double vlai_parity_bound(const vlai_parity_case *c, const char *output);
 
+/* The values of a tensor of rows, whose last dimension is the columns, as float; the caller's to vlai_free. VLA_E_NOT_FOUND where t is
+ * NULL (`name` is in the message), VLA_E_SHAPE for a single number. */
+vla_status vlai_parity_rows(const vlai_tensor_view *t, const char *name, float **out, vla_error *err);
+
 /* Compares arrays: largest |a-b| (inf when a NaN stands on one side only or the shapes differ), and relative L2. */
 double vlai_parity_max_abs(const float *got, const float *want, int64_t n);
 double vlai_parity_rel_l2(const float *got, const float *want, int64_t n);

@@ -14,23 +14,6 @@ enum { MAX_ROWS = 256 };
 
 /* State strings: options.groups[G].strings against g<G>.state and .mask. */
 
-static vla_status floats_of(const vlai_tensor_view *t, const char *name, float **out, vla_error *err)
-{
-    *out = NULL;
-    if (!t || !t->rank)
-        return vlai_fail(err, VLA_E_NOT_FOUND, "there is no tensor '%s'", name);
-    float *values = vlai_array(t->elements ? (size_t)t->elements : 1, sizeof *values);
-    if (!values)
-        return vlai_nomem(err, (size_t)t->elements * sizeof *values);
-    vla_status status = vlai_tensor_to_float(t, 0, t->elements, values, err);
-    if (status != VLA_OK) {
-        vlai_free(values);
-        return status;
-    }
-    *out = values;
-    return VLA_OK;
-}
-
 static vla_status state_string_group(vlai_parity_case *c, const vlai_safetensors *in, const json_t *options, vla_error *err)
 {
     int64_t group, bins;
@@ -42,11 +25,11 @@ static vla_status state_string_group(vlai_parity_case *c, const vlai_safetensors
     snprintf(name, sizeof name, "g%lld.state", (long long)group);
     const vlai_tensor_view *states = vlai_safetensors_find(in, name);
     float *state = NULL, *mask = NULL;
-    vla_status status = floats_of(states, name, &state, err);
+    vla_status status = vlai_parity_rows(states, name, &state, err);
     snprintf(name, sizeof name, "g%lld.mask", (long long)group);
     const vlai_tensor_view *masks = vlai_safetensors_find(in, name);
     if (status == VLA_OK)
-        status = floats_of(masks, name, &mask, err);
+        status = vlai_parity_rows(masks, name, &mask, err);
     if (status == VLA_OK && masks->elements != states->elements)
         status = vlai_fail(err, VLA_E_SHAPE, "'%s' and the state differ in size", name);
     int64_t dims = status == VLA_OK ? states->shape[states->rank - 1] : 0;
@@ -205,10 +188,10 @@ static vla_status group_sample(vlai_parity_case *c, prompt_group *g, size_t i, v
     vla_status status;
     snprintf(name, sizeof name, "s%zu.state", i);
     const vlai_tensor_view *s = find(g->in, g, name);
-    VLA_TRY_GOTO(floats_of(s, name, &state, err), done);
+    VLA_TRY_GOTO(vlai_parity_rows(s, name, &state, err), done);
     snprintf(name, sizeof name, "s%zu.action", i);
     const vlai_tensor_view *a = find(g->in, g, name);
-    VLA_TRY_GOTO(floats_of(a, name, &action, err), done);
+    VLA_TRY_GOTO(vlai_parity_rows(a, name, &action, err), done);
     if (a->rank != 2 || a->shape[0] != g->contract.horizon) {
         status = vlai_fail(err, VLA_E_SHAPE, "'%s' is not (%lld, dims)", name, (long long)g->contract.horizon);
         goto done;
@@ -321,7 +304,7 @@ static vla_status compare_floats(vlai_parity_case *c, const prompt_group *g, con
     if (!t)
         return VLA_OK;
     float *want;
-    VLA_TRY(floats_of(t, name, &want, err));
+    VLA_TRY(vlai_parity_rows(t, name, &want, err));
     double worst = 0;
     int64_t at = 0;
     for (size_t i = 0; i < g->rows; i++) {
