@@ -229,7 +229,11 @@ static vla_status load(request *r, model *m, vla_error *err)
         m->config.vocab_size = r->sizes.vocab;
     if (!r->sizes.images)
         VLA_TRY(default_grids(m, r, err));
-    return vlai_wallx_shape_plan(&m->config, r->batch, r->sizes.text_tokens, m->train->task.action_horizon, r->sizes.images, r->sizes.grid, &m->shape, err);
+    vla_status status = vlai_wallx_shape_plan(&m->config, r->batch, r->sizes.text_tokens, m->train->task.action_horizon, r->sizes.images, r->sizes.grid,
+                                              &m->shape, err);
+    if (status == VLA_E_SHAPE) /* the shapes are those of the arguments */
+        status = err->status = VLA_E_INVALID;
+    return status;
 }
 
 /* --- figures --- */

@@ -283,6 +283,8 @@ static void senseless_arguments(void **state)
         {"predict run --batch 4097", {"batch: 4097", "1 to 4096"}},
         {"predict run run", {"2 checkpoints or run folders were named"}},
         {"parity --device tpu none", {"--device 'tpu'", "cpu, cuda"}},
+        {"inspect plan --config tiny.yml --grid 3x5", {"grid 1 x 3 x 5", "multiples of 2"}},
+        {"inspect plan --config tiny.yml --ranks 4097", {"--ranks '4097'", "1 to 4096"}},
         {"inspect plan --config tiny.yml --text --json", {"--text and --json exclude each other"}},
         {"inspect batch --config tiny.yml --validation --step 1000", {"--step 1000", "held-out samples make"}},
         {"inspect batch --config tiny.yml --step 1000000000000001", {"from 1 to 1000000000000000"}},
