@@ -348,7 +348,7 @@ static vla_status row_of(starter *s, int ranks, vla_numerics numerics, int64_t b
     VLA_TRY(status);
     s->stopped = end.signal != 0;
     if (s->stopped) /* whatever a rank says of another that ended a little before it */
-        snprintf(s->said, sizeof s->said, "ended by %s", end.signal == SIGINT ? "SIGINT" : "SIGTERM");
+        snprintf(s->said, sizeof s->said, "ended by %s", end.signal == SIGINT ? "SIGINT" : end.signal == SIGHUP ? "SIGHUP" : "SIGTERM");
     if (!row || end.code != 0 || json_object_get(row, "error")) {
         s->code = end.code ? end.code : EXIT_RANK;
         *out = failed_row(s, ranks, numerics, batch, row, end.code);

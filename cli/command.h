@@ -13,7 +13,7 @@ enum {
     EXIT_NONFINITE = 5,
     EXIT_RANK = 6,       /* another rank was lost or failed */
     EXIT_COLLECTIVE = 7, /* a collective failed, and no other rank is to blame */
-    EXIT_SAVED = 75,    /* saved on SIGTERM or SIGINT */
+    EXIT_SAVED = 75,    /* saved on SIGTERM, SIGINT or SIGHUP */
 };
 
 /* argv[0] is the command's own name. Returns an exit code. */

@@ -13,7 +13,7 @@
 static char doomed[4096]; /* "": nothing */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static sem_t came;
-static volatile sig_atomic_t number;
+static _Atomic int number; /* the signal; a handler may run in any thread */
 
 /* Libraries have threads that block no signal, so that a handler takes it, and a thread does what no handler may. */
 static void on_signal(int n)
@@ -45,7 +45,7 @@ static void *watch(void *unused)
 
 void interrupt_removes(const char *path)
 {
-    static const int numbers[] = {SIGINT, SIGTERM};
+    static const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
     struct sigaction now, action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
     pthread_t thread;
     if (snprintf(doomed, sizeof doomed, "%s", path) >= (int)sizeof doomed || sem_init(&came, 0, 0) != 0 ||
@@ -55,7 +55,7 @@ void interrupt_removes(const char *path)
     }
     pthread_detach(thread);
     sigemptyset(&action.sa_mask);
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < 3; i++)
         if (sigaction(numbers[i], NULL, &now) == 0 && now.sa_handler != SIG_IGN)
             sigaction(numbers[i], &action, NULL);
 }

@@ -1,4 +1,4 @@
-/* What a command is writing goes when SIGINT or SIGTERM ends it.
+/* What a command is writing goes when SIGINT, SIGTERM or SIGHUP ends it.
  *
  *     interrupt_removes("set.tmp-123");
  *     ...

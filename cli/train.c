@@ -33,7 +33,7 @@ static const char help[] =
     "Usage: vla train --config FILE [--section.key=value ...] [options]\n\n"
     "Trains the policy of a configuration. Everything of the run is written to checkpoint.save_path: metrics.jsonl (one\n"
     "line per step), validation.jsonl, config.resolved.json, report.html, logs/, checkpoints EPOCH_STEP/ and a link `latest`.\n"
-    "SIGTERM and SIGINT save and end with code 75. `vla launch` starts several ranks; so do torchrun, accelerate, srun and mpirun.\n\n"
+    "SIGTERM, SIGINT and SIGHUP save and end with code 75. `vla launch` starts several ranks; so do torchrun, accelerate, srun and mpirun.\n\n"
     "  --config FILE, --config_path FILE   YAML or JSON; `vla config` lists its keys\n"
     "  --section.key=value      overrides a key\n"
     "  --resume [auto|PATH]     go on from a checkpoint or run folder; auto (also without a value): from the newest whole\n"
@@ -93,12 +93,13 @@ static void on_signal(int number)
     static const double echo_s = 0.5;
     static _Atomic double first;
     double now = vlai_now();
-    if (stop_requested && now - first > echo_s) {
+    bool asked = __atomic_load_n(&stop_requested, __ATOMIC_RELAXED); /* the handler may run in any thread */
+    if (asked && now - first > echo_s) {
         signal(number, SIG_DFL);
         raise(number);
-    } else if (!stop_requested) {
+    } else if (!asked) {
         first = now;
-        stop_requested = 1;
+        __atomic_store_n(&stop_requested, 1, __ATOMIC_RELAXED);
     }
 }
 
@@ -108,6 +109,9 @@ static void catch_signals(void)
     sigemptyset(&action.sa_mask);
     sigaction(SIGTERM, &action, NULL);
     sigaction(SIGINT, &action, NULL);
+    struct sigaction hangup; /* the terminal has gone; nohup lets it */
+    if (sigaction(SIGHUP, NULL, &hangup) == 0 && hangup.sa_handler != SIG_IGN)
+        sigaction(SIGHUP, &action, NULL);
 }
 
 /* The status line, over the one that stands there; NULL leaves that one standing and goes on below it. */

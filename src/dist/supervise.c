@@ -81,7 +81,7 @@ typedef struct {
 
 /* Handlers may run in any thread, so that they write the signal's number into a pipe; that is the process' only one. */
 static int signal_pipe[2] = {-1, -1};
-static const int watched[] = {SIGCHLD, SIGINT, SIGTERM};
+static const int watched[] = {SIGCHLD, SIGINT, SIGTERM, SIGHUP};
 enum { WATCHED = sizeof watched / sizeof *watched };
 
 static void on_signal(int number)
@@ -91,6 +91,13 @@ static void on_signal(int number)
     ssize_t written = write(signal_pipe[1], &byte, 1); /* a full pipe wakes the reader anyway */
     (void)written;
     errno = kept;
+}
+
+/* The terminal may go away without an end of what nohup has started. */
+static bool is_by_nohup(int number)
+{
+    struct sigaction now;
+    return number == SIGHUP && sigaction(SIGHUP, NULL, &now) == 0 && now.sa_handler == SIG_IGN;
 }
 
 static bool set_flags(int fd)
@@ -300,7 +307,8 @@ static void become(const launch *l, char **environment, int ends[STREAMS][2], co
     sigemptyset(&standard.sa_mask);
     sigemptyset(&ignored.sa_mask);
     for (int i = 0; i < WATCHED; i++)
-        sigaction(watched[i], &standard, NULL);
+        if (!is_by_nohup(watched[i]))
+            sigaction(watched[i], &standard, NULL);
     sigaction(SIGTTOU, &ignored, NULL); /* a group in the background may write to the terminal, whatever stty says */
     setpgid(0, 0);                      /* a terminal's Ctrl-C is the launcher's to pass on */
     prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -533,7 +541,7 @@ static vla_status run(launch *l, struct pollfd *fds, int port, vla_error *err)
     sigemptyset(&action.sa_mask);
     VLA_TRY(make_pipe(signal_pipe, err));
     for (int i = 0; i < WATCHED; i++)
-        sigaction(watched[i], &action, &before[i]);
+        sigaction(watched[i], is_by_nohup(watched[i]) ? NULL : &action, &before[i]);
     vla_status status = VLA_OK;
     for (int i = 0; i < l->o->ranks && status == VLA_OK; i++)
         status = start(l, i, port, err);

@@ -13,9 +13,10 @@
  * and step that it last put into its status page (status.h). The others get SIGTERM then, and SIGKILL `grace_s` later. Code 6 says
  * that another rank was lost, or that they did not come together: whoever ends with it is no culprit, and there may be none here.
  *
- * SIGINT and SIGTERM are passed on to all ranks once, as SIGTERM, so that they can save; a second one, from half a second on, kills them.
+ * SIGINT, SIGTERM and, where it is not ignored, SIGHUP are passed on to all ranks once, as SIGTERM, so that they can save; a second
+ * one, from half a second on, kills them.
  *
- * Threads: one call at a time in a process; it is the only reader of SIGCHLD, SIGINT and SIGTERM meanwhile. */
+ * Threads: one call at a time in a process; it is the only reader of SIGCHLD and of these signals meanwhile. */
 #ifndef VLAI_DIST_SUPERVISE_H
 #define VLAI_DIST_SUPERVISE_H
 
@@ -48,7 +49,7 @@ typedef struct vlai_supervise_options {
 typedef struct vlai_supervised {
     int code;     /* that the caller ends with: the culprit's, 128 + n for signal n; 75; 6; 0 */
     int culprit;  /* rank in the world; -1: none */
-    int signal;   /* SIGINT or SIGTERM, which the caller was asked to end with first; 0: neither */
+    int signal;   /* the one of them that came first; 0: none */
 } vlai_supervised;
 
 /* Returns when all ranks have ended. An error only where they could not be started: then none runs any more. */

@@ -204,6 +204,12 @@ vla_status vlai_ranks_agree_plan(vla_trainer *t, const vla_plan *plan, const vla
 
 /* ---- a step ---- */
 
+/* The handler that sets it may run in another thread. */
+static bool is_asked_to_stop(const vla_trainer *t)
+{
+    return t->options.stop && __atomic_load_n(t->options.stop, __ATOMIC_RELAXED);
+}
+
 /* Counts of terms: their sum is exact, in whatever order. */
 vla_status vlai_ranks_weigh(const vla_trainer *t, double *weights, double *total, vla_error *err)
 {
@@ -278,7 +284,7 @@ vla_status vlai_ranks_step(vla_trainer *t, vlai_flight *f, vla_error *err)
     own->step = f->step;
     own->stall = f->stall;
     own->flops = f->flops;
-    own->stop = t->options.stop && *t->options.stop;
+    own->stop = is_asked_to_stop(t);
     if (!f->finite)
         snprintf(own->culprit, sizeof own->culprit, "%s", f->culprit);
     memcpy(own->micro, f->micro, (size_t)t->options.accumulation * sizeof *f->micro);
@@ -296,7 +302,7 @@ vla_status vlai_ranks_step(vla_trainer *t, vlai_flight *f, vla_error *err)
 bool vlai_ranks_stopped(const vla_trainer *t, const vlai_progress *p)
 {
     if (!t->group)
-        return t->options.stop && *t->options.stop;
+        return is_asked_to_stop(t);
     return t->stop_after > 0 && p->step >= t->stop_after;
 }
 

@@ -292,8 +292,8 @@ static void two_machines_train(void **state)
 static void signals_save(void **state)
 {
     (void)state;
-    static const int numbers[] = {SIGTERM, SIGINT};
-    for (int i = 0; i < 2; i++) {
+    static const int numbers[] = {SIGTERM, SIGINT, SIGHUP};
+    for (int i = 0; i < 3; i++) {
         char arguments[512], run[32], metrics[64];
         snprintf(run, sizeof run, "stopped%d", i);
         snprintf(metrics, sizeof metrics, "%s/metrics.jsonl", run);
@@ -302,7 +302,7 @@ static void signals_save(void **state)
         pid_t launcher = tiny_start(NULL, arguments, "log");
         until_holds(metrics, "\"step\": 2,", launcher, "log");
         /* at the launcher, or at one rank, as a batch system may do */
-        kill(i ? until_rank(launcher, 1) : launcher, numbers[i]);
+        kill(i == 1 ? until_rank(launcher, 1) : launcher, numbers[i]);
         must_end(launcher, 75, "log");
         strcat(arguments, " --resume --stop-at 1");
         must_end(tiny_start(NULL, arguments, "log"), 0, "log");

@@ -186,8 +186,8 @@ static void frozen_weights_stay(void **state)
 static void a_signal_saves(void **state)
 {
     (void)state;
-    int signals[] = {SIGTERM, SIGINT};
-    for (int i = 0; i < 2; i++) {
+    int signals[] = {SIGTERM, SIGINT, SIGHUP};
+    for (int i = 0; i < 3; i++) {
         char run[32], arguments[512], name[64];
         snprintf(run, sizeof run, "signal%d", i);
         snprintf(arguments, sizeof arguments, "train --config tiny.yml --checkpoint.save_path=%s "
