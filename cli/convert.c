@@ -12,7 +12,6 @@
 
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 static const char help[] =
     "Usage: vla convert SOURCE TARGET [--to fused|unfused] [--config FILE] [--partial]\n\n"
@@ -152,9 +151,9 @@ static void print_names(const char *what, const vlai_wallx_names *list)
 static vla_status write_weights(const char *path, const char *made, job *j, vla_error *err)
 {
     static const char *const metadata[] = {"format", "pt", NULL};
-    char temporary[4096 + 32];
-    snprintf(temporary, sizeof temporary, "%s.tmp.%ld", path, (long)getpid());
-    interrupt_removes(made ? made : temporary);
+    char temporary[4096];
+    if (made || vlai_temporary_file(path, temporary, sizeof temporary))
+        interrupt_removes(made ? made : temporary);
     return vlai_safetensors_stream(path, j->views, j->count, metadata, put_output, j, err);
 }
 

@@ -326,10 +326,16 @@ vla_status vlai_publish(const char *temporary, const char *path, vla_error *err)
     return vlai_sync_dir(parent, err);
 }
 
+bool vlai_temporary_file(const char *path, char *temporary, size_t size)
+{
+    int used = snprintf(temporary, size, "%s.tmp.%ld", path, (long)getpid());
+    return used >= 0 && (size_t)used < size;
+}
+
 vla_status vlai_write_file_atomic(const char *path, const void *data, size_t size, vla_error *err)
 {
     char temporary[4096];
-    if (snprintf(temporary, sizeof temporary, "%s.tmp.%ld", path, (long)getpid()) >= (int)sizeof temporary)
+    if (!vlai_temporary_file(path, temporary, sizeof temporary))
         return vlai_fail(err, VLA_E_INVALID, "%s: path too long", path);
     vlai_writer writer;
     VLA_TRY(vlai_writer_open(&writer, temporary, err));

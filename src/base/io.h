@@ -63,6 +63,8 @@ vla_status vlai_sync_dir(const char *path, vla_error *err);
  * VLA_E_INVALID where another holds it; on file systems without locks `*fd` is open and nothing is locked. */
 vla_status vlai_lock_dir(const char *path, int *fd, vla_error *err);
 void vlai_unlock_dir(int fd); /* accepts -1 */
+/* Under which name this process makes the file that is renamed to `path` when it is whole; false where it does not fit into `size`. */
+bool vlai_temporary_file(const char *path, char *temporary, size_t size);
 /* The path without slashes at its end, and the folder beside it in which this process makes what is renamed to it when it is whole;
  * false where `path` is empty or they do not fit into `size`. */
 bool vlai_temporary_dir(const char *path, char *target, char *temporary, size_t size);

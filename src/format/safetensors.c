@@ -666,7 +666,7 @@ vla_status vlai_safetensors_stream(const char *path, const vlai_tensor_view *ten
                                    const char *const *metadata, vlai_tensor_put put, void *context, vla_error *err)
 {
     char temporary[PATH_SIZE];
-    if (snprintf(temporary, sizeof temporary, "%s.tmp.%ld", path, (long)getpid()) >= (int)sizeof temporary)
+    if (!vlai_temporary_file(path, temporary, sizeof temporary))
         return vlai_fail(err, VLA_E_INVALID, "%s: path too long", path);
     vlai_text header = {0};
     vla_status status = build_header(path, tensors, count, metadata, &header, err);

@@ -255,8 +255,10 @@ static void test_hosts(void **state)
         if (a->ifa_addr && a->ifa_addr->sa_family == AF_INET && !(a->ifa_flags & IFF_LOOPBACK))
             inet_ntop(AF_INET, &((struct sockaddr_in *)a->ifa_addr)->sin_addr, own, sizeof own);
     freeifaddrs(all);
-    if (!*own)
+    if (!*own) {
+        print_message("this machine has no address but the loopback's\n");
         skip();
+    }
     loopback = false;
     forked_address = own;
     int bad = forked_run(&(forked){2, 20, 30, hosts_body, &loopback}, NULL);

@@ -346,29 +346,29 @@ static void kinds_of_files(void **state)
 }
 
 /* Folders and files that may not be looked at are not taken for absent: a run does not begin anew, a set is not "no such". Root may
- * look at all, so that the program runs as another user then; where it cannot, nothing is tested. */
+ * look at all, so that the program runs as another user then; where it cannot, the test says so and is skipped. */
+#define AS_NOBODY "setpriv --reuid=65534 --regid=65534 --clear-groups "
 static void forbidden(void **state)
 {
     (void)state;
-    static const char as_nobody[] = "setpriv --reuid=65534 --regid=65534 --clear-groups ";
     bool root = geteuid() == 0;
     char line[1024];
-    if (root && (system("setpriv --reuid=65534 --regid=65534 --clear-groups true >/dev/null 2>&1") != 0 || access(VLA_TEST_PROGRAM, X_OK) != 0))
+    if (root && system(AS_NOBODY VLA_TEST_PROGRAM " --version >/dev/null 2>&1") != 0) {
+        print_message("another user cannot be had, or not reach " VLA_TEST_PROGRAM "\n");
         skip();
+    }
     shell("rm -rf closed && mkdir closed && cp -rL set start tiny.yml norm_stats.json closed && chmod 755 .");
     if (root)
         shell("chown -R 65534 closed");
-    snprintf(line, sizeof line, "cd closed && %s" VLA_TEST_PROGRAM " train --config tiny.yml --stop-at 2 >../log 2>&1", root ? as_nobody : "");
-    if (root && system((snprintf(line + 512, 512, "cd '%s/closed' && %s" VLA_TEST_PROGRAM " --version >/dev/null 2>&1", tiny_root, as_nobody), line + 512)) != 0)
-        skip(); /* that user cannot reach the program */
+    snprintf(line, sizeof line, "cd closed && %s" VLA_TEST_PROGRAM " train --config tiny.yml --stop-at 2 >../log 2>&1", root ? AS_NOBODY : "");
     shell(line);
     snprintf(line, sizeof line, "chmod 000 closed/run/0_2 && cd closed && { %s" VLA_TEST_PROGRAM " train --config tiny.yml --resume >../log 2>&1; [ $? = 3 ]; }; "
-             "c=$?; chmod 755 run/0_2; exit $c", root ? as_nobody : "");
+             "c=$?; chmod 755 run/0_2; exit $c", root ? AS_NOBODY : "");
     shell(line);
     tiny_said("run/0_2/DONE: cannot stat: Permission denied");
     tiny_said("no checkpoint in run can be resumed");
     snprintf(line, sizeof line, "chmod 000 closed/set && cd closed && { %s" VLA_TEST_PROGRAM " train --config tiny.yml >../log 2>&1; [ $? = 3 ]; }; "
-             "c=$?; chmod 755 set; exit $c", root ? as_nobody : "");
+             "c=$?; chmod 755 set; exit $c", root ? AS_NOBODY : "");
     shell(line);
     tiny_said("set/meta/info.json: cannot open: Permission denied");
 }
