@@ -5,7 +5,7 @@
  * Median of 25 runs of 8 launches on a warm card, which follow each other as in a step; buffers are taken in turn, so many sets
  * that nothing is found in L2 that a step would not find there. TFLOP/s count visible pairs, 4 D forward and 10 D backward. The
  * floor is every operand read once and every result written once at the copy bandwidth that is measured first. "fixed" = adds
- * in a fixed order. */
+ * in a fixed order. "streams": the decoder as a step has it, o and do of a segment's last 10 rows apart from the others'. */
 #include "base/bf16.h"
 #include "base/memory.h"
 #include "kernels/attention.h"
@@ -24,6 +24,7 @@ typedef struct problem {
     int heads, kv_heads, dim;
     vla_attention_mask mask;
     int segments;
+    int64_t apart; /* last rows of each segment whose o and do are a stream of their own; 0: one stream */
     int64_t length[MOST];
 } problem;
 
@@ -175,7 +176,7 @@ static void measure(const problem *p)
         longest = p->length[s] > longest ? p->length[s] : longest;
         pairs += (double)p->length[s] * (double)(p->mask == VLA_MASK_CAUSAL ? p->length[s] + 1 : 2 * p->length[s]) / 2;
     }
-    int32_t *ints = vlai_array((size_t)n * 7 + MOST + 1, sizeof *ints);
+    int32_t *ints = vlai_array((size_t)n * 9 + MOST + 1, sizeof *ints);
     if (!ints)
         exit(1);
     int32_t *qpos = ints, *rows = qpos + n, *cols = rows + 2 * n, *cut = cols + 4 * n;
@@ -192,6 +193,18 @@ static void measure(const problem *p)
             cut[s] = (int32_t)first;
         }
     cut[p->segments] = (int32_t)n;
+    int32_t *map = cut + p->segments + 1, *at_a = map + n;
+    int64_t stream[2] = {0, 0};
+    for (int s = 0; s < p->segments; s++)
+        for (int32_t i = cut[s]; i < cut[s + 1]; i++) {
+            int b = i >= cut[s + 1] - p->apart;
+            map[i] = b ? (int32_t)(-1 - stream[1]) : (int32_t)stream[0];
+            if (!b)
+                at_a[stream[0]] = i;
+            stream[b]++;
+        }
+    const vlai_cuda_tensor routes[2] = {tensor(VLA_I32, 1, n, 0, device_copy(map, (size_t)n * 4)),
+                                        tensor(VLA_I32, 1, stream[0], 0, device_copy(at_a, (size_t)stream[0] * 4))};
     const vlai_cuda_tensor tables[4] = {tensor(VLA_I32, 1, n, 0, device_copy(qpos, (size_t)n * 4)), tensor(VLA_I32, 2, n, 2, device_copy(rows, (size_t)n * 8)),
                                         tensor(VLA_I32, 2, n, 4, device_copy(cols, (size_t)n * 16)),
                                         tensor(VLA_I32, 1, p->segments + 1, 0, device_copy(cut, (size_t)(p->segments + 1) * 4))};
@@ -200,12 +213,17 @@ static void measure(const problem *p)
                                   .mask = p->mask, .longest = longest}};
     vlai_node nodes[2] = {{.op = VLAI_OP_attention_qkv, .n_inputs = 5, .n_outputs = 2, .attrs = a},
                           {.op = VLAI_OP_attention_qkv_grad, .n_inputs = 8, .n_outputs = 1, .attrs = a}};
-    for (int k = 0; k < 8; k++)
+    for (int k = 0; k < VLAI_MAX_INPUTS; k++)
         nodes[0].inputs[k] = nodes[1].inputs[k] = k;
+    if (p->apart) {
+        nodes[0].n_inputs += 2;
+        nodes[0].n_outputs++;
+        nodes[1].n_inputs += 3;
+    }
     vlai_cuda_call calls[2][SETS];
     for (int s = 0; s < SETS; s++) {
         vlai_cuda_tensor qkv = tensor(VLA_BF16, 2, n, width, device_random(n * width));
-        vlai_cuda_tensor o = tensor(VLA_BF16, 2, n, wide, device_memory((size_t)(n * wide) * 2));
+        vlai_cuda_tensor o = tensor(VLA_BF16, 2, stream[0], wide, device_memory((size_t)(stream[0] * wide) * 2));
         vlai_cuda_tensor lse = tensor(VLA_F32, 2, n, p->heads, device_memory((size_t)(n * p->heads) * 4));
         for (int b = 0; b < 2; b++)
             calls[b][s] = (vlai_cuda_call){.node = &nodes[b], .stream = stream, .multiprocessors = multiprocessors};
@@ -213,7 +231,13 @@ static void measure(const problem *p)
         f->in[0] = g->in[1] = qkv;
         f->out[0] = g->in[2] = o;
         f->out[1] = g->in[3] = lse;
-        g->in[0] = tensor(VLA_BF16, 2, n, wide, device_random(n * wide));
+        g->in[0] = tensor(VLA_BF16, 2, stream[0], wide, device_random(stream[0] * wide));
+        if (p->apart) {
+            f->in[5] = g->in[8] = routes[0];
+            f->in[6] = routes[1];
+            f->out[2] = g->in[10] = tensor(VLA_BF16, 2, stream[1], wide, device_memory((size_t)(stream[1] * wide) * 2));
+            g->in[9] = tensor(VLA_BF16, 2, stream[1], wide, device_random(stream[1] * wide));
+        }
         g->out[0] = tensor(VLA_BF16, 2, n, width, device_memory((size_t)(n * width) * 2));
         for (int k = 0; k < 4; k++)
             f->in[1 + k] = g->in[4 + k] = tables[k];
@@ -221,6 +245,8 @@ static void measure(const problem *p)
     size_t scratch = scratch_of(&nodes[0], &calls[0][0], vlai_cuda_workspace_attention_qkv);
     size_t more = scratch_of(&nodes[1], &calls[1][0], vlai_cuda_workspace_attention_qkv_grad);
     scratch = scratch > more ? scratch : more;
+    if (p->apart) /* for kernels that want o and do in one piece */
+        scratch += 2 * ((size_t)(n * wide) * 2 + 512);
     void *workspace = device_memory(scratch);
     printf("%s: %d segments, %lld rows, heads %d/%d of %d, %.0f MB of scratch\n", p->name, p->segments, (long long)n, p->heads, p->kv_heads, p->dim,
            (double)scratch / 1e6);
@@ -263,11 +289,15 @@ static void measure(const problem *p)
         vlai_device_free(calls[0][s].in[0].data);
         vlai_device_free(calls[0][s].out[0].data);
         vlai_device_free(calls[0][s].out[1].data);
+        vlai_device_free(calls[0][s].out[2].data);
         vlai_device_free(calls[1][s].in[0].data);
+        vlai_device_free(calls[1][s].in[9].data);
         vlai_device_free(calls[1][s].out[0].data);
     }
     for (int k = 0; k < 4; k++)
         vlai_device_free(tables[k].data);
+    for (int k = 0; k < 2; k++)
+        vlai_device_free(routes[k].data);
     vlai_device_free(workspace);
 }
 
@@ -292,6 +322,9 @@ int main(int argc, char **argv)
         whole.length[s] = 324;
     measure_copy();
     printf("%s: copies at %.0f GB/s read and written\n", info.name, copy_rate * 1e-9);
+    measure(&decoder);
+    decoder.name = "decoder, streams";
+    decoder.apart = 10;
     measure(&decoder);
     measure(&windows);
     measure(&whole);

@@ -10,7 +10,9 @@ typedef struct {
     int64_t queries, keys;
     int heads, kv_heads, dim, group; /* group: query heads per kv head */
     int64_t q_stride, kv_stride;     /* of rows of q, and of k and v: more than their width where they lie side by side */
-    const real *q, *k, *v, *dy, *o, *lse;
+    const real *q, *k, *v, *lse;
+    const vlai_cpu_tensor *dy[2], *o[2]; /* the second: stream b's, with a map; results where forward */
+    const int32_t *map;                  /* where the rows of do and o lie, or NULL: in their order in the first */
     real *dq, *dk, *dv;
     real scale;
     const int32_t *qpos, *rows, *cols;
@@ -41,6 +43,15 @@ static L(attention_job) L(attention_job_of)(const vlai_cpu_call *call, int q, in
         .rows = call->in[first_index + 1].data,
         .cols = call->in[first_index + 2].data,
     };
+}
+
+/* Row `row` of do or o; NULL where nobody gave it, or wants it. */
+static inline real *L(stream_row)(const L(attention_job) *job, const vlai_cpu_tensor *const streams[2], int64_t row)
+{
+    int64_t at = job->map ? job->map[row] : row;
+    const vlai_cpu_tensor *stream = streams[at < 0];
+    at = at < 0 ? -1 - at : at;
+    return stream->data && at < vlai_rows(stream) ? (real *)stream->data + at * job->heads * job->dim : NULL;
 }
 
 /* The keys that query i may see at all; first = end when none. */
@@ -176,11 +187,9 @@ static void L(attention_group)(const L(attention_job) *job, int64_t first, int64
     }
     for (int64_t i = 0; i < n; i++) {
         bool sees = begun && sum[i] > 0;
-        if (call->out[0].data) {
-            real *o = (real *)call->out[0].data + ((first + i) * job->heads + head) * dim;
-            for (int64_t c = 0; c < dim; c++)
-                o[c] = sees ? acc[i * dim + c] / sum[i] : 0;
-        }
+        real *o = L(stream_row)(job, job->o, first + i);
+        for (int64_t c = 0; o && c < dim; c++)
+            o[head * dim + c] = sees ? acc[i * dim + c] / sum[i] : 0;
         if (call->out[1].data)
             ((real *)call->out[1].data)[(first + i) * job->heads + head] = sees ? top[i] + log(sum[i]) : (real)-INFINITY;
     }
@@ -198,12 +207,15 @@ static void L(attention_tile)(void *context, int64_t tile, int thread)
     }
 }
 
-static void L(attend)(const L(attention_job) *job)
+static void L(attend)(L(attention_job) *job)
 {
-    if (!job->call->out[0].data && !job->call->out[1].data)
+    const vlai_cpu_tensor *out = job->call->out;
+    job->o[0] = &out[0];
+    job->o[1] = &out[2];
+    if (!out[0].data && !out[1].data && !(job->map && out[2].data))
         return;
     vlai_blas_single_threaded();
-    vlai_pool_run(job->call->pool, vlai_tiles(job->queries, VLAI_ATTENTION_QUERIES) * job->heads, L(attention_tile), (void *)job);
+    vlai_pool_run(job->call->pool, vlai_tiles(job->queries, VLAI_ATTENTION_QUERIES) * job->heads, L(attention_tile), job);
 }
 
 void FN(attention)(const vlai_cpu_call *call)
@@ -215,6 +227,7 @@ void FN(attention)(const vlai_cpu_call *call)
 void FN(attention_qkv)(const vlai_cpu_call *call)
 {
     L(attention_job) job = L(attention_job_of)(call, 0, 1, true);
+    job.map = call->in[5].data;
     L(attend)(&job);
 }
 
@@ -239,19 +252,22 @@ VLAI_CLONES static real L(dot)(const real *a, const real *b, int64_t n)
     return sum;
 }
 
+/* Scratch: mask, scores and their gradients [queries block, keys block], and do [queries block, dim]. */
 static void L(attention_grad_group)(const L(attention_job) *job, int64_t first, int64_t n, vlai_span keys, int head,
                                     real *scratch)
 {
     enum { QUERIES = VLAI_ATTENTION_QUERIES, KEYS = VLAI_ATTENTION_KEYS };
     int64_t dim = job->dim, q_stride = job->q_stride, kv_stride = job->kv_stride, kv = head / job->group * dim;
-    int64_t at = first * q_stride + head * dim, o_stride = job->heads * dim;
-    const real *dy = job->dy + first * o_stride + head * dim, *o = job->o + first * o_stride + head * dim;
+    int64_t at = first * q_stride + head * dim;
     const real *q = job->q + at, *k = job->k + kv, *v = job->v + kv, *lse = job->lse + first * job->heads + head;
     real *dq = job->dq, *dk = job->dk, *dv = job->dv;
-    real *mask = scratch, *s = mask + QUERIES * KEYS, *dp = s + QUERIES * KEYS;
+    real *mask = scratch, *s = mask + QUERIES * KEYS, *dp = s + QUERIES * KEYS, *dy = dp + QUERIES * KEYS;
     real delta[QUERIES];
     for (int64_t i = 0; i < n; i++) {
-        delta[i] = L(dot)(dy + i * o_stride, o + i * o_stride, dim);
+        const real *mine = L(stream_row)(job, job->dy, first + i), *o = L(stream_row)(job, job->o, first + i);
+        for (int64_t c = 0; c < dim; c++)
+            dy[i * dim + c] = mine ? mine[head * dim + c] : 0;
+        delta[i] = o ? L(dot)(dy + i * dim, o + head * dim, dim) : 0;
         if (dq)
             memset(dq + at + i * q_stride, 0, (size_t)dim * sizeof(real));
     }
@@ -260,7 +276,7 @@ static void L(attention_grad_group)(const L(attention_job) *job, int64_t first, 
         if (!L(attention_mask)(job, first, n, key, width, mask))
             continue;
         L(block_gemm)(false, true, n, width, dim, job->scale, q, q_stride, k + kv_at, kv_stride, 0, s, KEYS);
-        L(block_gemm)(false, true, n, width, dim, 1, dy, o_stride, v + kv_at, kv_stride, 0, dp, KEYS);
+        L(block_gemm)(false, true, n, width, dim, 1, dy, dim, v + kv_at, kv_stride, 0, dp, KEYS);
         for (int64_t i = 0; i < n; i++)
             L(attention_grad_row)(s + i * KEYS, mask + i * KEYS, dp + i * KEYS, width, lse[i * job->heads], delta[i]);
         if (dq)
@@ -268,7 +284,7 @@ static void L(attention_grad_group)(const L(attention_job) *job, int64_t first, 
         if (dk)
             L(block_gemm)(true, false, width, dim, n, job->scale, dp, KEYS, q, q_stride, 1, dk + kv + kv_at, kv_stride);
         if (dv)
-            L(block_gemm)(true, false, width, dim, n, 1, s, KEYS, dy, o_stride, 1, dv + kv + kv_at, kv_stride);
+            L(block_gemm)(true, false, width, dim, n, 1, s, KEYS, dy, dim, 1, dv + kv + kv_at, kv_stride);
     }
 }
 
@@ -333,8 +349,8 @@ static void L(attend_backward)(L(attention_job) *job)
 void FN(attention_grad)(const vlai_cpu_call *call)
 {
     L(attention_job) job = L(attention_job_of)(call, 1, 6, false);
-    job.dy = call->in[0].data;
-    job.o = call->in[4].data;
+    job.dy[0] = &call->in[0];
+    job.o[0] = &call->in[4];
     job.lse = call->in[5].data;
     job.dq = call->out[0].data;
     job.dk = call->out[1].data;
@@ -345,8 +361,11 @@ void FN(attention_grad)(const vlai_cpu_call *call)
 void FN(attention_qkv_grad)(const vlai_cpu_call *call)
 {
     L(attention_job) job = L(attention_job_of)(call, 1, 4, true);
-    job.dy = call->in[0].data;
-    job.o = call->in[2].data;
+    job.map = call->in[8].data;
+    job.dy[0] = &call->in[0];
+    job.dy[1] = &call->in[9];
+    job.o[0] = &call->in[2];
+    job.o[1] = &call->in[10];
     job.lse = call->in[3].data;
     job.dq = call->out[0].data;
     if (!job.dq)

@@ -72,7 +72,7 @@ void vlai_cpu_workspace(const vla_graph *g, const vlai_node *node, size_t *share
     case VLAI_OP_attention_grad:
     case VLAI_OP_attention_qkv_grad:
         all = (3 * g->values[node->inputs[node->op == VLAI_OP_attention_grad ? 6 : 4]].elements + 6) * (int64_t)sizeof(int32_t);
-        each = 3 * block * word;
+        each = (3 * block + (int64_t)VLAI_ATTENTION_QUERIES * node->attrs.attention.head_dim) * word;
         break;
     case VLAI_OP_masked_mse:
         all = vlai_tiles(operand(g, node, 0)->elements, VLAI_CHUNK_ELEMENTS) * 2 * word;

@@ -192,6 +192,7 @@ int8_t vlai_outputs_of(const vlai_node *node)
     case VLAI_OP_swiglu_backward: return (int8_t)(1 + (node->attrs.swiglu.again != 0) + n_sums(node));
     case VLAI_OP_rms_norm_backward:
         return (int8_t)((node->n_inputs < 4 || node->inputs[3] == VLA_NONE ? 1 : node->attrs.norm.again ? 3 : 2) + n_sums(node));
+    case VLAI_OP_attention_qkv: return node->n_inputs > 5 && node->inputs[5] != VLA_NONE ? 3 : 2;
     case VLAI_OP_qkv_rope_grad: return (int8_t)((node->n_inputs > 4 && node->inputs[4] != VLA_NONE ? 2 : 1) + n_sums(node));
     default: return vlai_ops[node->op].outputs;
     }

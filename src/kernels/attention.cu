@@ -19,7 +19,8 @@
  * the scores twice. 4 D flops a pair forward, 14 D backward; all but groups use the tensor cores by mma.sync, about half of what
  * wgmma reaches.
  *
- * Operands may be columns of one matrix q|k|v: rows have strides. */
+ * Operands may be columns of one matrix q|k|v: rows have strides. o and do may be two streams of rows, which groups reads and
+ * writes as they lie; for the others o and do are put together in scratch. */
 #include "kernels/attention.h"
 #include "kernels/attention_cudnn.cuh"
 #include "kernels/attention_groups.cuh"
@@ -491,16 +492,17 @@ int backward_cudnn(const attention_task &task)
     return attention_cudnn_run(task, true);
 }
 
-/* The implementations, best first; the first that fits runs. */
+/* The implementations, best first; the first that fits runs. streams: may o and do be two streams? NULL: never. */
 struct implementation {
     const char *name;
     bool (*fits)(const attention_task &task);
     int (*forward)(const attention_task &task), (*backward)(const attention_task &task);
+    bool (*streams)(const attention_task &task);
 };
 
 const implementation implementations[] = {
     {"windows", fits_window, forward_window, backward_window},
-    {"groups", attention_groups_fits, attention_groups_forward, attention_groups_backward},
+    {"groups", attention_groups_fits, attention_groups_forward, attention_groups_backward, attention_groups_streams},
     {"cudnn", [](const attention_task &t) { return t.plan != nullptr; }, forward_cudnn, backward_cudnn},
     {"segments", fits_segments, forward_segments, backward_segments},
     {"tiles", [](const attention_task &t) { return t.dtype == VLA_BF16 && t.shape.dim <= 128; }, forward_tiles, backward_tiles},
@@ -509,9 +511,83 @@ const implementation implementations[] = {
 };
 enum { IMPLEMENTATIONS = sizeof implementations / sizeof *implementations };
 
+/* joined [rows][words] from streams, rows without a place zeros; apart: the other way, rows without a place left out. */
+template <class W> __global__ void __launch_bounds__(THREADS) join_kernel(row_streams<W> s, W *joined, int64_t rows, int words, bool apart)
+{
+    for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
+        int place = s.place(row);
+        W *one = joined + row * words, *other = place == NOWHERE ? nullptr : s.at(place, words);
+        for (int c = threadIdx.x; c < words; c += THREADS) {
+            if (apart && other)
+                other[c] = one[c];
+            else if (!apart)
+                one[c] = other ? other[c] : W{};
+        }
+    }
+}
+
+enum { JOIN_BLOCKS = 4096 };
+
+template <class W> int join(const attention_task &t, const void *a, const void *b, void *joined, bool apart)
+{
+    row_streams<W> s = {(W *)a, (W *)b, t.map, (int)t.rows_a, (int)t.rows_b};
+    int64_t rows = t.shape.queries, words = t.shape.o_stride * (int64_t)vla_dtype_size(t.dtype) / (int64_t)sizeof(W);
+    if (rows)
+        join_kernel<W><<<(unsigned)(rows < JOIN_BLOCKS ? rows : JOIN_BLOCKS), THREADS, 0, t.stream>>>(s, (W *)joined, rows, (int)words, apart);
+    return launched();
+}
+
+int join(const attention_task &t, const void *a, const void *b, void *joined, bool apart)
+{
+    return t.shape.vector ? join<uint4>(t, a, b, joined, apart) : join<uint16_t>(t, a, b, joined, apart);
+}
+
+/* Of o or of do, in the order of rows. */
+size_t joined_bytes(int64_t queries, int heads, int dim, vla_dtype dtype)
+{
+    return round_256((size_t)(queries * heads * dim) * vla_dtype_size(dtype));
+}
+
+/* The task with o and do in one piece each, at the end of the scratch; false when that is too small. */
+bool joined_of(const attention_task &t, attention_task &whole)
+{
+    size_t each = joined_bytes(t.shape.queries, t.shape.heads, t.shape.dim, t.dtype), all = (t.backward ? 2 : 1) * each;
+    whole = t;
+    if (t.workspace_bytes < all)
+        return false;
+    whole.workspace_bytes = (t.workspace_bytes - all) / 256 * 256;
+    whole.map = nullptr;
+    whole.o = (char *)t.workspace + whole.workspace_bytes;
+    whole.dy = t.backward ? (char *)whole.o + each : nullptr;
+    whole.o_b = nullptr;
+    whole.dy_b = nullptr;
+    whole.rows_a = t.shape.queries;
+    whole.rows_b = 0;
+    return true;
+}
+
+int run_whole(const implementation &by, const attention_task &t)
+{
+    return t.backward ? by.backward(t) : t.shape.queries ? by.forward(t) : 0;
+}
+
+int run_by(const implementation &by, const attention_task &t)
+{
+    if (!t.map || (by.streams && by.streams(t)))
+        return run_whole(by, t);
+    attention_task whole;
+    if (!joined_of(t, whole) || !by.fits(whole))
+        return (int)cudaErrorInvalidValue;
+    int status = t.backward ? join(t, t.o, t.o_b, whole.o, false) : run_whole(by, whole);
+    if (status || !t.backward)
+        return status ? status : join(t, t.o, t.o_b, whole.o, true);
+    status = join(t, t.dy, t.dy_b, const_cast<void *>(whole.dy), false);
+    return status ? status : run_whole(by, whole);
+}
+
 /* Where the operands of each op stand: -1 = it has none such. Tables are qpos, rows, cols, segments, one after another. */
 struct layout {
-    int dy, q, k, v, qkv, o, lse, tables;
+    int dy, q, k, v, qkv, o, lse, tables; /* behind the tables of packed operands: the map, and backward do_b, o_b */
     bool backward;
 };
 
@@ -555,6 +631,7 @@ bool task_of(const vlai_cuda_call *call, const layout &at, attention_task &t)
     s.kv_stride = s.dkv_stride = narrow;
     s.vector = s.dim % 8 == 0;
     t.dtype = q.dtype;
+    t.backward = at.backward;
     bool same = lse.data == nullptr || lse.dtype == VLA_F32;
     for (int i = 0; i < at.tables; i++) {
         s.vector = s.vector && aligned(in[i].data);
@@ -587,6 +664,7 @@ bool task_of(const vlai_cuda_call *call, const layout &at, attention_task &t)
     t.dy = at.backward ? in[at.dy].data : nullptr;
     t.o = o.data;
     t.lse = (float *)lse.data;
+    t.rows_a = s.queries;
     t.mask = options->mask;
     t.longest = options->longest;
     t.segments = (const int32_t *)segments.data;
@@ -595,6 +673,17 @@ bool task_of(const vlai_cuda_call *call, const layout &at, attention_task &t)
     t.workspace = call->workspace;
     t.workspace_bytes = call->workspace_bytes;
     t.plan = call->plan;
+    if (at.qkv >= 0 && in[at.tables + 4].data) {
+        const vlai_cuda_tensor &o_b = at.backward ? in[at.tables + 6] : out[2];
+        t.map = (const int32_t *)in[at.tables + 4].data;
+        t.o_b = o_b.data;
+        t.dy_b = at.backward ? in[at.tables + 5].data : nullptr;
+        t.rows_a = rows_of(o);
+        t.rows_b = rows_of(o_b);
+        s.vector = s.vector && aligned(t.o_b) && aligned(t.dy_b);
+        same = same && (!t.o_b || o_b.dtype == t.dtype) && (!t.dy_b || in[at.tables + 5].dtype == t.dtype);
+        same = same && t.rows_a < MOST_STREAM_ROWS && t.rows_b < MOST_STREAM_ROWS;
+    }
     return same;
 }
 
@@ -605,18 +694,18 @@ int run(const vlai_cuda_call *call, int i)
     attention_task t;
     if (!task_of(call, at, t))
         return (int)cudaErrorInvalidValue;
-    if (at.backward ? !t.dq && !t.dk && !t.dv : !t.o && !t.lse)
+    if (at.backward ? !t.dq && !t.dk && !t.dv : !t.o && !t.o_b && !t.lse)
         return 0;
     if (!t.shape.queries && !t.shape.keys)
         return 0;
     for (int k = i < 0 ? 0 : i; k < (i < 0 ? (int)IMPLEMENTATIONS : i + 1); k++)
         if (implementations[k].fits(t))
-            return at.backward ? implementations[k].backward(t) : t.shape.queries ? implementations[k].forward(t) : 0;
+            return run_by(implementations[k], t);
     return i < 0 ? (int)cudaErrorInvalidValue : -1;
 }
 
-/* Scratch of whichever implementation may run. `rows`: an operand with as many rows as queries. */
-size_t workspace_of(const vla_graph *g, const vlai_node *node, int rows, int tables, bool backward)
+/* Scratch of whichever implementation may run, without what streams take. `rows`: an operand with as many rows as queries. */
+size_t own_workspace_of(const vla_graph *g, const vlai_node *node, int rows, int tables, bool backward)
 {
     const vla_attention_options *options = &node->attrs.attention;
     int64_t queries = operand_of(g, node, rows).shape[0];
@@ -629,6 +718,36 @@ size_t workspace_of(const vla_graph *g, const vlai_node *node, int rows, int tab
     size_t cudnn = attention_cudnn_workspace(operand_of(g, node, tables + 3).elements - 1, options->longest, options->heads, options->kv_heads,
                                              options->head_dim, backward);
     return cudnn > own ? cudnn : own;
+}
+
+size_t workspace_of(const vla_graph *g, const vlai_node *node, int rows, int tables, bool backward)
+{
+    const vla_attention_options *options = &node->attrs.attention;
+    size_t own = own_workspace_of(g, node, rows, tables, backward);
+    bool packed = node->op == VLAI_OP_attention_qkv || node->op == VLAI_OP_attention_qkv_grad;
+    if (!packed || node->n_inputs <= tables + 4 || node->inputs[tables + 4] == VLA_NONE)
+        return own;
+    /* Two streams: nothing more where the kernels that know of them run. */
+    const vlai_value_info &qkv = operand_of(g, node, rows);
+    attention_task t = {};
+    t.shape.queries = t.shape.keys = qkv.shape[0];
+    t.shape.group = options->heads / options->kv_heads;
+    t.shape.dim = options->head_dim;
+    t.shape.scale = (float)options->scale;
+    t.shape.vector = options->head_dim % 8 == 0;
+    t.dtype = qkv.dtype;
+    t.mask = options->mask;
+    t.longest = options->longest;
+    t.backward = backward;
+    t.workspace_bytes = SIZE_MAX;
+    if (t.mask != VLA_MASK_COLUMNS) {
+        static const int32_t somewhere = 0;
+        t.segments = &somewhere;
+        t.n_segments = operand_of(g, node, tables + 3).elements - 1;
+    }
+    if (attention_groups_fits(t) && attention_groups_streams(t))
+        return own;
+    return round_256(own) + (backward ? 2 : 1) * joined_bytes(qkv.shape[0], options->heads, options->head_dim, qkv.dtype);
 }
 
 } // namespace
@@ -664,6 +783,9 @@ extern "C" vla_status vlai_cuda_attention_prepare(const vlai_cuda_context *conte
     char why[512] = "";
     if (!context->fast_attention || !context->cudnn || !task_of(call, at, t) || !attention_cudnn_fits(t))
         return VLA_OK;
+    attention_task whole = t;
+    if (t.map && !joined_of(t, whole))
+        return VLA_OK;
     for (const implementation *i = implementations; i->forward != forward_cudnn; i++)
         if (i->fits(t))
             return VLA_OK; /* a better one */
@@ -671,7 +793,7 @@ extern "C" vla_status vlai_cuda_attention_prepare(const vlai_cuda_context *conte
         return VLA_OK;
     if (!*context->cudnn)
         *context->cudnn = vlai_cudnn_open();
-    call->plan = const_cast<void *>(attention_cudnn_plan(t, at.backward, *context->cudnn, why, sizeof why));
+    call->plan = const_cast<void *>(attention_cudnn_plan(whole, at.backward, *context->cudnn, why, sizeof why));
     if (!call->plan && *why)
         vlai_warn("own attention kernels run instead of the fastest: %s", why);
     return VLA_OK;

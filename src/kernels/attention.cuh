@@ -20,15 +20,38 @@ struct attention_shape {
     const int4 *cols;
 };
 
+/* The rows of o, or of do: one matrix, or two streams of them between which a map divides (merge_rows). A row has a place: row p
+ * of `a` is p, row r of `b` is -1 - r; NOWHERE is that of rows which have none, and is no row of any stream. */
+enum { NOWHERE = -(1 << 30), MOST_STREAM_ROWS = 1 << 30 };
+template <class T> struct row_streams {
+    T *a, *b;           /* NULL: nobody wants it */
+    const int32_t *map; /* NULL: rows lie in their order in a */
+    int rows_a, rows_b;
+
+    __device__ int place(int64_t row) const
+    {
+        int p = map ? map[row] : (int)row;
+        return (p >= 0 ? a && p < rows_a : b && -1 - p < rows_b) ? p : NOWHERE;
+    }
+    /* Of rows that have a place; stride: elements from row to row. */
+    __device__ T *at(int place, int64_t stride) const
+    {
+        return place >= 0 ? a + place * stride : b + (-1 - place) * stride;
+    }
+};
+
 /* One call: operands and results where they lie. A result is NULL when nobody wants it. Forward writes o and lse, backward
- * reads them; both are contiguous. */
+ * reads them; both are contiguous. With a map, o and do are the rows of stream a, o_b and dy_b those of stream b. */
 struct attention_task {
     attention_shape shape;
     vla_dtype dtype; /* of all but lse */
     vla_attention_mask mask;
     int64_t longest; /* rows of the longest segment, 0 when unknown */
-    const void *dy, *q, *k, *v;
-    void *o, *dq, *dk, *dv;
+    const void *dy, *q, *k, *v, *dy_b;
+    void *o, *dq, *dk, *dv, *o_b;
+    bool backward;
+    const int32_t *map;     /* NULL: one stream, a */
+    int64_t rows_a, rows_b; /* of the streams */
     float *lse; /* [Nq, heads] */
     const int32_t *segments; /* [n_segments + 1], or NULL */
     int64_t n_segments;

@@ -11,6 +11,9 @@
  *                 the first, so that the blocks of a segment read the same tiles at about the same time; their sums are
  *                 added at the end. p and dS are transposed there, and pass from product to product in registers
  *
+ * o and do may be two streams of rows, whose places are looked up when a tile comes or goes. Tiles of do whose queries follow each
+ * other in a stream come as one piece, others a query at a time: its heads fill whole groups of 8 rows of the tile.
+ *
  * Every sum has a fixed order. The copy engine brings all tiles. Rows past a segment's end are read with the last tile (they
  * are another segment's, or zeros) and made zeros before they can meet a factor of zero. Grid of all: x kv heads, y segments
  * and one more for the rows outside them, z tiles, those with most work first. */
@@ -20,8 +23,9 @@
 
 namespace {
 
+/* dy: of do, by stream; dy_query: the same, one query at a time. */
 struct group_maps {
-    CUtensorMap q, dy, k, v;
+    CUtensorMap q, k, v, dy[2], dy_query[2];
 };
 
 /* Of a query and head: lse in powers of 2, delta. */
@@ -64,11 +68,31 @@ template <int DP> __device__ inline void tile_clear(unsigned char *tile, int row
     }
 }
 
-/* A team's results, of which the first `rows` rows are wanted: row r to `to` + (r / G) stride + (r % G) dim, through a tile that
- * nobody uses by now. */
+/* By a warp: a tile of the queries of do whose places its first lanes have; `queries` of them are read, what follows them in the tile
+ * may be anything. */
 template <int DP>
-__device__ inline void tile_store(bf16 *to, int64_t stride, int dim, int shift, int rows, unsigned char *tile, const team_place &me,
-                                  const float (&x)[DP / 8][4], float factor0, float factor1)
+__device__ inline void tile_load_streams(unsigned char *to, const group_maps *maps, int shift, int queries, int head, int place, uint64_t *full)
+{
+    int lane = threadIdx.x % WARP, first = __shfl_sync(0xFFFFFFFFu, place, 0);
+    bool follows = lane >= queries || place == (first >= 0 ? first + lane : first - lane);
+    if (__all_sync(0xFFFFFFFFu, follows && first != NOWHERE)) {
+        if (lane == 0)
+            tile_load<DP>(to, &maps->dy[first < 0], TEAM_ROWS, head, first >= 0 ? first : -1 - first, full);
+        return;
+    }
+#pragma unroll 1
+    for (int i = 0; i < TEAM_ROWS >> shift; i++) {
+        int at = __shfl_sync(0xFFFFFFFFu, place, i);
+        if (lane == 0)
+            tile_load<DP>(to + (i << shift) * PANEL_BYTES, &maps->dy_query[at < 0], TEAM_ROWS, head, at >= 0 ? at : -1 - at, full);
+    }
+}
+
+/* A team's results, of which the first `rows` rows are wanted: row r from to(r) on, unless that is NULL, through a tile that nobody
+ * uses by now. */
+template <int DP, class F>
+__device__ inline void tile_store(F to, int dim, int rows, unsigned char *tile, const team_place &me, const float (&x)[DP / 8][4],
+                                  float factor0, float factor1)
 {
     constexpr int PIECES = DP / 8;
 #pragma unroll
@@ -80,9 +104,9 @@ __device__ inline void tile_store(bf16 *to, int64_t stride, int dim, int shift, 
 #pragma unroll
     for (int n = 0; n < PIECES / 2; n++) {
         int i = n * WARP + threadIdx.x % WARP, row = me.warp * 16 + i / PIECES, piece = i % PIECES;
-        if (row < rows && piece * 8 < dim)
-            *reinterpret_cast<uint4 *>(to + (row >> shift) * stride + (row & ((1 << shift) - 1)) * dim + piece * 8) =
-                *reinterpret_cast<const uint4 *>(tile_piece(tile, TEAM_ROWS, row, piece));
+        bf16 *start = row < rows && piece * 8 < dim ? to(row) : nullptr;
+        if (start)
+            *reinterpret_cast<uint4 *>(start + piece * 8) = *reinterpret_cast<const uint4 *>(tile_piece(tile, TEAM_ROWS, row, piece));
     }
 }
 
@@ -159,6 +183,15 @@ template <int TEAMS, int KEYS> struct query_block {
     {
         return (last - segment.first + KEYS - 1) / KEYS;
     }
+    /* Places of the block's queries, NOWHERE past the segment's end, to places [TEAMS * TEAM_ROWS]; the first team is left to other
+     * things. */
+    __device__ void find(const row_streams<bf16> &o, int *places) const
+    {
+        int i = (int)threadIdx.x - TEAM;
+        static_assert((TEAMS - 1) * TEAM >= TEAMS * TEAM_ROWS, "a thread for each");
+        if (i >= 0 && i < TEAMS * per_team)
+            places[i] = first + i < segment.end ? o.place(first + i) : NOWHERE;
+    }
     __device__ int team_first(int team) const
     {
         return first + team * per_team;
@@ -213,19 +246,21 @@ template <int DP> constexpr size_t group_shared()
 /* The scores of the next keys are begun with the product of these. */
 template <int DP>
 __global__ void __launch_bounds__(forward_block::TEAMS *TEAM, forward_block::BLOCKS)
-    group_kernel(attention_shape s, const int32_t *segments, bool causal, int shift, const __grid_constant__ group_maps maps, bf16 *o, float *lse)
+    group_kernel(attention_shape s, const int32_t *segments, bool causal, int shift, const __grid_constant__ group_maps maps,
+                 row_streams<bf16> o, float *lse)
 {
 #ifdef VLAI_HOPPER
     constexpr int TEAMS = forward_block::TEAMS, KEYS = forward_block::KEYS, STAGES = forward_block::STAGES;
     __shared__ uint64_t query_full[TEAMS], key_full[STAGES];
-    __shared__ int left[STAGES];
+    __shared__ int left[STAGES], places[TEAMS * TEAM_ROWS];
     unsigned char *tiles = shared_tiles();
     const team_place me;
     int head = blockIdx.x << shift;
     if (blockIdx.y == gridDim.y - 1) {
         rows_outside(s, segments, gridDim.y - 1, [&](int row) {
-            for (int c = threadIdx.x; o && c < s.dim << shift; c += TEAMS * TEAM)
-                o[row * s.o_stride + (int64_t)head * s.dim + c] = __float2bfloat16_rn(0.0f);
+            int place = o.place(row);
+            for (int c = threadIdx.x; place != NOWHERE && c < s.dim << shift; c += TEAMS * TEAM)
+                o.at(place, s.o_stride)[head * s.dim + c] = __float2bfloat16_rn(0.0f);
             if (lse && threadIdx.x < 1 << shift)
                 lse[(int64_t)row * s.heads + head + threadIdx.x] = -INFINITY;
         });
@@ -236,6 +271,7 @@ __global__ void __launch_bounds__(forward_block::TEAMS *TEAM, forward_block::BLO
         return;
     key_ring<DP, KEYS, STAGES, TEAMS> ring = {tiles + TEAMS * tile_bytes(DP, TEAM_ROWS), key_full, left, &maps, (int)blockIdx.x,
                                               block.segment.first, block.segment.end, block.chunks()};
+    block.find(o, places);
     if (threadIdx.x == 0) {
         for (int i = 0; i < TEAMS; i++)
             full_init(&query_full[i], 1);
@@ -333,9 +369,12 @@ __global__ void __launch_bounds__(forward_block::TEAMS *TEAM, forward_block::BLO
         if (lse && me.t == 0 && query < block.segment.end)
             lse[(int64_t)query * s.heads + head + (me.row(r) & ((1 << shift) - 1))] = (top[r] * scale + log2f(sum[r])) * LN2;
     }
-    if (o)
-        tile_store<DP>(o + first * s.o_stride + (int64_t)head * s.dim, s.o_stride, s.dim, shift, rows << shift, tile_q, me, acc, 1.0f / sum[0],
-                       1.0f / sum[1]);
+    const int *mine = places + me.team * block.per_team;
+    auto to = [&](int row) {
+        int place = mine[row >> shift];
+        return place == NOWHERE ? nullptr : o.at(place, s.o_stride) + (head + (row & ((1 << shift) - 1))) * s.dim;
+    };
+    tile_store<DP>(to, s.dim, rows << shift, tile_q, me, acc, 1.0f / sum[0], 1.0f / sum[1]);
 #endif
 }
 
@@ -349,13 +388,13 @@ template <int DP> constexpr size_t group_query_shared()
 template <int DP>
 __global__ void __launch_bounds__(query_grad_block::TEAMS *TEAM, query_grad_block::BLOCKS)
     group_query_grad_kernel(attention_shape s, const int32_t *segments, bool causal, int shift, const __grid_constant__ group_maps maps,
-                            const bf16 *o, const float *lse, row_facts *facts, bf16 *dq)
+                            row_streams<bf16> o, const float *lse, row_facts *facts, bf16 *dq)
 {
 #ifdef VLAI_HOPPER
     constexpr int TEAMS = query_grad_block::TEAMS, KEYS = query_grad_block::KEYS, STAGES = query_grad_block::STAGES;
     constexpr int TILE = tile_bytes(DP, TEAM_ROWS);
     __shared__ uint64_t query_full[TEAMS], key_full[STAGES];
-    __shared__ int left[STAGES];
+    __shared__ int left[STAGES], places[TEAMS * TEAM_ROWS];
     unsigned char *tiles = shared_tiles();
     const team_place me;
     int head = blockIdx.x << shift;
@@ -372,6 +411,7 @@ __global__ void __launch_bounds__(query_grad_block::TEAMS *TEAM, query_grad_bloc
         return;
     key_ring<DP, KEYS, STAGES, TEAMS> ring = {tiles + TEAMS * 2 * TILE, key_full, left, &maps, (int)blockIdx.x, block.segment.first,
                                               block.segment.end, dq ? block.chunks() : 0};
+    block.find(o, places);
     if (threadIdx.x == 0) {
         for (int i = 0; i < TEAMS; i++)
             full_init(&query_full[i], 1);
@@ -384,7 +424,8 @@ __global__ void __launch_bounds__(query_grad_block::TEAMS *TEAM, query_grad_bloc
             if (block.team_rows(i) > 0) {
                 full_expect(&query_full[i], 2 * TILE);
                 tile_load<DP>(tiles + i * 2 * TILE, &maps.q, TEAM_ROWS, head, block.team_first(i), &query_full[i]);
-                tile_load<DP>(tiles + i * 2 * TILE + TILE, &maps.dy, TEAM_ROWS, head, block.team_first(i), &query_full[i]);
+                if (!o.map)
+                    tile_load<DP>(tiles + i * 2 * TILE + TILE, &maps.dy[0], TEAM_ROWS, head, block.team_first(i), &query_full[i]);
             }
         for (int n = 0; n < STAGES && n < ring.chunks; n++)
             ring.load(n);
@@ -396,13 +437,17 @@ __global__ void __launch_bounds__(query_grad_block::TEAMS *TEAM, query_grad_bloc
     int limit[2] = {key_limit(block.segment, causal, first + (me.row(0) >> shift)), key_limit(block.segment, causal, first + (me.row(1) >> shift))};
     int whole = key_limit(block.segment, causal, first);
     if (rows > 0) {
+        const int *own_places = places + me.team * block.per_team;
+        if (o.map && me.warp == 0)
+            tile_load_streams<DP>(tile_dy, &maps, shift, rows, head, own_places[threadIdx.x % WARP], &query_full[me.team]);
         int row = me.thread / 2, piece = me.thread % 2 * (DP / 16), sub = row & ((1 << shift) - 1), query = first + (row >> shift);
         bool there = query < block.segment.end;
-        const bf16 *from = o + query * s.o_stride + col + sub * s.dim;
+        int place = own_places[row >> shift];
+        const bf16 *from = place == NOWHERE ? nullptr : o.at(place, s.o_stride) + col + sub * s.dim;
         uint4 out[DP / 16];
 #pragma unroll
         for (int i = 0; i < DP / 16; i++)
-            out[i] = there && (piece + i) * 8 < s.dim ? *reinterpret_cast<const uint4 *>(from + (piece + i) * 8) : make_uint4(0, 0, 0, 0);
+            out[i] = from && (piece + i) * 8 < s.dim ? *reinterpret_cast<const uint4 *>(from + (piece + i) * 8) : make_uint4(0, 0, 0, 0);
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             int mine = first + (me.row(r) >> shift);
@@ -476,7 +521,8 @@ __global__ void __launch_bounds__(query_grad_block::TEAMS *TEAM, query_grad_bloc
         }
     if (!chunks)
         return;
-    tile_store<DP>(dq + first * s.dq_stride + col, s.dq_stride, s.dim, shift, rows << shift, tile_q, me, acc, s.scale, s.scale);
+    auto to = [&](int row) { return dq + (first + (row >> shift)) * s.dq_stride + col + (row & ((1 << shift) - 1)) * s.dim; };
+    tile_store<DP>(to, s.dim, rows << shift, tile_q, me, acc, s.scale, s.scale);
 #endif
 }
 
@@ -489,7 +535,7 @@ template <int DP> constexpr size_t group_key_shared()
 template <int DP>
 __global__ void __launch_bounds__(key_grad_block::TEAMS *TEAM, 1)
     group_key_grad_kernel(attention_shape s, const int32_t *segments, bool causal, int shift, const __grid_constant__ group_maps maps,
-                          const row_facts *facts, bf16 *dk, bf16 *dv)
+                          row_streams<bf16> dy, const row_facts *facts, bf16 *dk, bf16 *dv)
 {
 #ifdef VLAI_HOPPER
     constexpr int TEAMS = key_grad_block::TEAMS, STAGES = key_grad_block::STAGES, TILE = tile_bytes(DP, TEAM_ROWS), N = TEAM_ROWS;
@@ -519,12 +565,22 @@ __global__ void __launch_bounds__(key_grad_block::TEAMS *TEAM, 1)
     int tiles = (all - me.team + TEAMS - 1) / TEAMS;
     unsigned char *stages = tile_v + TILE + me.team * STAGES * 2 * TILE;
     auto query_of = [&](int n) { return from + (all - 1 - me.team - n * TEAMS) * per_tile; };
-    auto load = [&](int n) {
+    /* Of the query of tile n that this lane stands for. */
+    auto place_of = [&](int n) {
+        int lane = threadIdx.x % WARP, query = query_of(n) + lane;
+        return dy.map && me.warp == 0 && n < tiles && lane < per_tile && query < segment.end ? dy.place(query) : NOWHERE;
+    };
+    auto load = [&](int n, int place) { /* by the first warp */
         uint64_t *ready = &full[me.team][n % STAGES];
         unsigned char *to = stages + n % STAGES * 2 * TILE;
-        full_expect(ready, 2 * TILE);
-        tile_load<DP>(to, &maps.q, TEAM_ROWS, head, query_of(n), ready);
-        tile_load<DP>(to + TILE, &maps.dy, TEAM_ROWS, head, query_of(n), ready);
+        if (me.thread == 0) {
+            full_expect(ready, 2 * TILE);
+            tile_load<DP>(to, &maps.q, TEAM_ROWS, head, query_of(n), ready);
+            if (!dy.map)
+                tile_load<DP>(to + TILE, &maps.dy[0], TEAM_ROWS, head, query_of(n), ready);
+        }
+        if (dy.map)
+            tile_load_streams<DP>(to + TILE, &maps, shift, min(per_tile, segment.end - query_of(n)), head, place, ready);
     };
     auto fetch = [&](int n) {
         int query = query_of(n) + (me.thread >> shift);
@@ -540,10 +596,15 @@ __global__ void __launch_bounds__(key_grad_block::TEAMS *TEAM, 1)
         tile_load<DP>(tile_k, &maps.k, TEAM_ROWS, kv_head, first, &key_full);
         tile_load<DP>(tile_v, &maps.v, TEAM_ROWS, kv_head, first, &key_full);
     }
+    int places[STAGES];
+#pragma unroll
+    for (int n = 0; n < STAGES; n++)
+        places[n] = place_of(n);
     __syncthreads();
-    if (me.thread == 0)
-        for (int n = 0; n < STAGES && n < tiles; n++)
-            load(n);
+#pragma unroll
+    for (int n = 0; n < STAGES; n++)
+        if (me.warp == 0 && n < tiles)
+            load(n, places[n]);
     row_facts next = fetch(0);
     if (me.thread < TEAM_ROWS)
         side[me.team][0][me.thread] = next;
@@ -572,6 +633,7 @@ __global__ void __launch_bounds__(key_grad_block::TEAMS *TEAM, 1)
         if (me.thread < TEAM_ROWS)
             side[me.team][(n + 1) % 2][me.thread] = next; /* its last readers have met since */
         next = fetch(n + 2);
+        int place = place_of(n + STAGES);
         const float4 *pair = reinterpret_cast<const float4 *>(side[me.team][n % 2]); /* of columns 2 i and 2 i + 1 */
         product_wait<1>();
         product_take(x);
@@ -611,8 +673,8 @@ __global__ void __launch_bounds__(key_grad_block::TEAMS *TEAM, 1)
         product_take(acc_v);
         product_take(acc_k);
         team_wait(me.team); /* nobody needs the stage, and the next facts are there */
-        if (me.thread == 0 && n + STAGES < tiles)
-            load(n + STAGES);
+        if (me.warp == 0 && n + STAGES < tiles)
+            load(n + STAGES, place);
     }
     /* Sums of the two teams: the first finishes dk, the second dv. */
     bool keys = me.team == 0;
@@ -632,8 +694,8 @@ __global__ void __launch_bounds__(key_grad_block::TEAMS *TEAM, 1)
     bf16 *to = keys ? dk : dv;
     float factor = keys ? s.scale : 1.0f;
     if (to)
-        tile_store<DP>(to + first * s.dkv_stride + col, s.dkv_stride, s.dim, 0, segment.end - first, keys ? tile_k : tile_v, me, acc_k, factor,
-                       factor);
+        tile_store<DP>([&](int row) { return to + (first + row) * s.dkv_stride + col; }, s.dim, segment.end - first, keys ? tile_k : tile_v, me,
+                       acc_k, factor, factor);
 #endif
 }
 
@@ -660,8 +722,15 @@ int maps_make(const attention_task &t, int keys, group_maps *maps)
 {
     const attention_shape &s = t.shape;
     int status = tensor_map_make(&maps->q, t.q, s.queries, s.heads, s.dim, s.q_stride, s.group, TEAM_ROWS / s.group);
-    if (!status && t.dy)
-        status = tensor_map_make(&maps->dy, t.dy, s.queries, s.heads, s.dim, s.o_stride, s.group, TEAM_ROWS / s.group);
+    for (int b = 0; t.backward && b < 2 && !status; b++) {
+        /* A tensor map cannot be of no rows: a stream without any has the other's, by which nothing is read. */
+        bool second = b ? t.rows_b > 0 : t.rows_a == 0;
+        const void *data = second ? t.dy_b : t.dy;
+        int64_t rows = second ? t.rows_b : t.rows_a;
+        status = tensor_map_make(&maps->dy[b], data, rows, s.heads, s.dim, s.o_stride, s.group, TEAM_ROWS / s.group);
+        if (!status)
+            status = tensor_map_make(&maps->dy_query[b], data, rows, s.heads, s.dim, s.o_stride, s.group, 1);
+    }
     if (!status)
         status = tensor_map_make(&maps->k, t.k, s.keys, s.kv_heads, s.dim, s.kv_stride, 1, keys);
     return status ? status : tensor_map_make(&maps->v, t.v, s.keys, s.kv_heads, s.dim, s.kv_stride, 1, keys);
@@ -681,6 +750,11 @@ int group_launch(const attention_task &t, K kernel, size_t shared, int keys, int
     kernel<<<grid, BLOCK::TEAMS * TEAM, shared, t.stream>>>(t.shape, t.segments, t.mask == VLA_MASK_CAUSAL, shift_of(t.shape.group), maps,
                                                             arguments...);
     return launched();
+}
+
+row_streams<bf16> streams_of(const attention_task &t, const void *a, const void *b)
+{
+    return {(bf16 *)a, (bf16 *)b, t.map, (int)t.rows_a, (int)t.rows_b};
 }
 
 /* Whether the code was compiled for the device: kernels without it have no shared memory. */
@@ -708,7 +782,13 @@ bool attention_groups_fits(const attention_task &t)
     const attention_shape &s = t.shape;
     return t.dtype == VLA_BF16 && t.mask != VLA_MASK_COLUMNS && t.segments && t.n_segments > 0 && t.n_segments < 65535 && t.longest > 0 &&
            s.queries == s.keys && s.queries <= INT32_MAX && s.dim <= 128 && s.vector && s.scale > 0 && s.group <= TEAM_ROWS &&
-           (s.group & (s.group - 1)) == 0 && (!t.dy || t.workspace_bytes >= attention_groups_workspace(s.queries, s.heads)) && compiled();
+           (s.group & (s.group - 1)) == 0 && (!t.backward || t.workspace_bytes >= attention_groups_workspace(s.queries, s.heads)) && compiled();
+}
+
+/* Backward, a query's heads have to be whole groups of 8 rows, for the permutation of a tile's pieces. */
+bool attention_groups_streams(const attention_task &t)
+{
+    return !t.backward || t.shape.group >= 8;
 }
 
 int attention_groups_forward(const attention_task &t)
@@ -716,8 +796,8 @@ int attention_groups_forward(const attention_task &t)
     using block = forward_block;
     return with_group_dim(t.shape.dim, [&](auto d) {
         constexpr int DP = decltype(d)::value;
-        return group_launch<block>(t, group_kernel<DP>, group_shared<DP>(), block::KEYS, block::TEAMS * TEAM_ROWS / t.shape.group, (bf16 *)t.o,
-                                   t.lse);
+        return group_launch<block>(t, group_kernel<DP>, group_shared<DP>(), block::KEYS, block::TEAMS * TEAM_ROWS / t.shape.group,
+                                   streams_of(t, t.o, t.o_b), t.lse);
     });
 }
 
@@ -728,10 +808,10 @@ int attention_groups_backward(const attention_task &t)
         constexpr int DP = decltype(d)::value;
         row_facts *facts = (row_facts *)t.workspace;
         int status = group_launch<block>(t, group_query_grad_kernel<DP>, group_query_shared<DP>(), block::KEYS,
-                                         block::TEAMS * TEAM_ROWS / t.shape.group, (const bf16 *)t.o, t.lse, facts, (bf16 *)t.dq);
+                                         block::TEAMS * TEAM_ROWS / t.shape.group, streams_of(t, t.o, t.o_b), t.lse, facts, (bf16 *)t.dq);
         if (status || (!t.dk && !t.dv))
             return status;
-        return group_launch<key_grad_block>(t, group_key_grad_kernel<DP>, group_key_shared<DP>(), TEAM_ROWS, TEAM_ROWS, facts, (bf16 *)t.dk,
-                                            (bf16 *)t.dv);
+        return group_launch<key_grad_block>(t, group_key_grad_kernel<DP>, group_key_shared<DP>(), TEAM_ROWS, TEAM_ROWS,
+                                            streams_of(t, t.dy, t.dy_b), facts, (bf16 *)t.dk, (bf16 *)t.dv);
     });
 }

@@ -371,12 +371,27 @@ static vla_status packed_operands(const vla_graph *g, const vlai_node *node, int
     return segments_operand(g, node, tables + 3, x->shape[0], x->shape[0], err);
 }
 
+/* The optional map of rows to two streams: of all rows. */
+static vla_status map_operand(const vla_graph *g, const vlai_node *node, int at, int64_t rows, vla_error *err)
+{
+    WANT(!present(node, at) || (index_vector(operand(g, node, at)) && operand(g, node, at)->shape[0] == rows), "map i32 [N]");
+    return VLA_OK;
+}
+
 RULE(attention_qkv)
 {
     VLA_TRY(packed_operands(g, node, 0, 1, err));
     const vlai_value_info *x = operand(g, node, 0);
-    set2(&out[0], x->dtype, x->shape[0], (int64_t)node->attrs.attention.heads * node->attrs.attention.head_dim);
-    set2(&out[1], precise(x->dtype), x->shape[0], node->attrs.attention.heads);
+    int64_t rows = x->shape[0], wide = (int64_t)node->attrs.attention.heads * node->attrs.attention.head_dim, first = rows;
+    VLA_TRY(map_operand(g, node, 5, rows, err));
+    WANT(present(node, 5) == present(node, 6), "map and at_a, or neither");
+    if (present(node, 5)) {
+        WANT(index_vector(operand(g, node, 6)) && operand(g, node, 6)->shape[0] <= rows, "at_a i32 [Na], of at most N rows");
+        first = operand(g, node, 6)->shape[0];
+        set2(&out[2], x->dtype, rows - first, wide);
+    }
+    set2(&out[0], x->dtype, first, wide);
+    set2(&out[1], precise(x->dtype), rows, node->attrs.attention.heads);
     return VLA_OK;
 }
 
@@ -384,9 +399,16 @@ RULE(attention_qkv_grad)
 {
     VLA_TRY(packed_operands(g, node, 1, 4, err));
     const vlai_value_info *dy = operand(g, node, 0), *x = operand(g, node, 1);
-    WANT(same_shape(dy, operand(g, node, 2)) && dy->rank == 2 && dy->shape[0] == x->shape[0] &&
-             dy->shape[1] == (int64_t)node->attrs.attention.heads * node->attrs.attention.head_dim,
-         "do, o [N, heads head_dim]");
+    int64_t wide = (int64_t)node->attrs.attention.heads * node->attrs.attention.head_dim, rows = dy->shape[0];
+    WANT(same_shape(dy, operand(g, node, 2)) && dy->rank == 2 && dy->shape[1] == wide, "do, o [N, heads head_dim], with a map of stream a's rows");
+    VLA_TRY(map_operand(g, node, 8, x->shape[0], err));
+    WANT(present(node, 8) == present(node, 9) && present(node, 8) == present(node, 10), "map, do_b and o_b, or none of them");
+    if (present(node, 8)) {
+        const vlai_value_info *dy_b = operand(g, node, 9);
+        WANT(same_shape(dy_b, operand(g, node, 10)) && dy_b->rank == 2 && dy_b->shape[1] == wide, "do_b, o_b [Nb, heads head_dim]");
+        rows += dy_b->shape[0];
+    }
+    WANT(rows == x->shape[0], "as many rows of do as of qkv");
     like(out, x);
     return VLA_OK;
 }

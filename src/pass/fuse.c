@@ -514,6 +514,85 @@ static int pack_attention(fusion *f, size_t n)
     return 1;
 }
 
+/* The readers of o, when they are its gradient and gathers of the rows at[0] and at[1] alone: the gradient, or -1; the first
+ * gather of each in made[]. False: there are others. */
+static bool match_streams(const fusion *f, size_t n, vla_value at[2], int64_t made[2], int64_t *grad)
+{
+    const vla_graph *g = f->g;
+    vla_value o = g->nodes[n].outputs[0];
+    at[0] = at[1] = VLA_NONE;
+    *grad = made[0] = made[1] = -1;
+    for (int i = 0; i < readers(f, o); i++) {
+        int64_t r = (int64_t)reader(f, o, i);
+        const vlai_node *node = &g->nodes[r];
+        if (is_op(f, r, VLAI_OP_attention_qkv_grad) && *grad < 0 && node->inputs[2] == o) {
+            *grad = r;
+        } else if (is_op(f, r, VLAI_OP_gather_rows)) {
+            int s = at[0] != VLA_NONE && at[0] != node->inputs[1];
+            if (at[s] != VLA_NONE && (at[s] != node->inputs[1] || f->result[node->outputs[0]]))
+                return false;
+            at[s] = node->inputs[1];
+            made[s] = made[s] < 0 ? r : made[s];
+        } else {
+            return false;
+        }
+    }
+    return made[1] >= 0 && !f->result[o];
+}
+
+/* Rows of o gathered for two streams, and do merged from theirs: the kernels look up where each row lies. */
+static int attention_streams(fusion *f, size_t n)
+{
+    vla_graph *g = f->g;
+    vla_value at[2], o = g->nodes[n].outputs[0];
+    int64_t made[2], grad, way = -1;
+    if (input(f, (int64_t)n, 5) != VLA_NONE || !match_streams(f, n, at, made, &grad))
+        return 0;
+    int64_t merge = find_merge(f, at[0], at[1]);
+    if (merge < 0) {
+        vla_value index = at[0];
+        int64_t gather = made[0];
+        at[0] = at[1], made[0] = made[1];
+        at[1] = index, made[1] = gather;
+        merge = find_merge(f, at[0], at[1]);
+    }
+    vla_value map = merge < 0 ? VLA_NONE : g->nodes[merge].inputs[2];
+    if (merge < 0 || g->values[map].shape[0] != g->values[o].shape[0] || g->values[map].producer >= (int64_t)n ||
+        g->values[at[0]].producer >= (int64_t)n)
+        return 0;
+    if (grad >= 0) {
+        vla_value dy = g->nodes[grad].inputs[0];
+        way = maker(f, dy, VLAI_OP_merge_rows);
+        if (way < 0 || !is_inner(f, dy, 1) || g->nodes[way].inputs[2] != map || g->nodes[way].inputs[3] != at[0] || g->nodes[way].inputs[4] != at[1])
+            return 0;
+    }
+    vla_value part[2] = {g->nodes[made[0]].outputs[0], g->nodes[made[1]].outputs[0]};
+    for (int i = 0; i < readers(f, o); i++) {
+        int64_t r = (int64_t)reader(f, o, i);
+        if (r == grad)
+            continue;
+        f->gone[r] = true;
+        g->values[g->nodes[r].outputs[0]].producer = -1;
+        vlai_graph_replace(g, g->nodes[r].outputs[0], part[g->nodes[r].inputs[1] == at[1]], 0);
+    }
+    vlai_node node = g->nodes[n];
+    set_inputs(&node, 7, (vla_value[]){node.inputs[0], node.inputs[1], node.inputs[2], node.inputs[3], input(f, (int64_t)n, 4), map, at[0]});
+    node.outputs[0] = part[0];
+    node.outputs[2] = part[1];
+    node.n_outputs = 3;
+    g->values[o].producer = -1;
+    g->values[part[0]].producer = g->values[part[1]].producer = (int32_t)n;
+    g->nodes[n] = node;
+    if (grad < 0)
+        return 1;
+    node = g->nodes[grad];
+    const vla_value *from = g->nodes[way].inputs;
+    set_inputs(&node, 11, (vla_value[]){from[0], node.inputs[1], part[0], node.inputs[3], node.inputs[4], node.inputs[5], node.inputs[6],
+                                        input(f, grad, 7), map, from[1], part[1]});
+    must_replace(f, node, (int64_t[]){way, grad}, 2);
+    return 1;
+}
+
 static const struct {
     const char *name, *saves;
     vlai_op op; /* at which a match is looked for */
@@ -521,6 +600,7 @@ static const struct {
 } patterns[VLAI_FUSE_COUNT] = {
     {"route", "two sums over all rows, and their zeros", VLAI_OP_add, route},
     {"attention qkv", "the copies that merge, split and join q, k, v and their gradients", VLAI_OP_attention, pack_attention},
+    {"attention streams", "o taken apart and its gradient put together", VLAI_OP_attention_qkv, attention_streams},
     {"rms_norm backward", "the sum with the residual gradient; dy and x read twice, three times where the norm is made again", VLAI_OP_rms_norm_grad, norm_backward},
     {"matmul residual", "the product written and read once more", VLAI_OP_add, residual},
     {"swiglu backward", "gate and up read twice", VLAI_OP_swiglu_grad, swiglu_backward},

@@ -7,7 +7,7 @@
 
 VLA_BEGIN_DECLS
 
-enum { VLAI_FUSE_COUNT = 7 };
+enum { VLAI_FUSE_COUNT = 8 };
 
 /* Joins nodes into fused operations in the regions that options->fuse names; fused[p] counts the rewrites of pattern p. The
  * values that remain keep their meaning; in bf16 fewer of them are rounded in between. */

@@ -262,6 +262,7 @@ typedef struct op_case {
     int summed[VLAI_MAX_OUTPUTS];    /* j + 1: this result is the column sums of result j, as the device stored that; 0: none */
     const vlai_cuda_context *context; /* for operations that are prepared */
     int aligned_only;
+    size_t room; /* scratch beyond the operation's own; test_cuda_attention */
     vlai_value_info values[VLAI_MAX_INPUTS + VLAI_MAX_OUTPUTS];
     vla_graph graph;
 } op_case;

@@ -523,6 +523,41 @@ static mask make_mask(mask_kind kind, int thinned, int n, const int64_t *lengths
     return m;
 }
 
+/* Packed operands, o and do in two streams: about a third of the rows in the second, which has them in the opposite order. */
+static void streams_case(vla_dtype t, vlai_attrs a, tolerance within, int backward, mask m)
+{
+    int64_t wide = (int64_t)a.attention.heads * a.attention.head_dim, all = wide + 2 * (int64_t)a.attention.kv_heads * a.attention.head_dim;
+    int64_t rows[2] = {0, 0};
+    tensor map = ints(0, 3, SHAPE1(m.keys)), qkv = reals(t, SHAPE2(m.keys, all)), lse = result(VLA_F32, SHAPE2(m.keys, a.attention.heads)), none = {0}, o[2];
+    int32_t *place = map.data;
+    for (int64_t i = m.keys; i-- > 0;)
+        place[i] = place[i] ? 0 : (int32_t)(-1 - rows[1]++);
+    for (int64_t i = 0; i < m.keys; i++)
+        place[i] = place[i] ? place[i] : (int32_t)rows[0]++;
+    tensor at_a = ints(0, 1, SHAPE1(rows[0]));
+    for (int64_t i = 0; i < m.keys; i++)
+        if (place[i] >= 0)
+            ((int32_t *)at_a.data)[place[i]] = (int32_t)i;
+    for (int k = 0; k < 2; k++)
+        o[k] = result(t, SHAPE2(rows[k], wide));
+    if (!backward) {
+        CHECK(attention_qkv, a, within, OPERANDS(qkv, m.qpos, m.rows, m.cols, none, map, at_a), RESULTS(o[0], lse, o[1]));
+        return;
+    }
+    op_case forward = {.op = VLAI_OP_attention_qkv, .cpu = vlai_cpu_attention_qkv_float, .node = {.attrs = a},
+                       OPERANDS(qkv, m.qpos, m.rows, m.cols, none, map, at_a), RESULTS(o[0], lse, o[1])};
+    void *out[VLAI_MAX_OUTPUTS] = {0}, *written[VLAI_MAX_INPUTS] = {0};
+    fill_graph(&forward);
+    run_twin(&forward, out, written);
+    for (int k = 0; k < 2; k++)
+        for (int64_t i = 0; i < o[k].n; i++)
+            set_real(&o[k], i, (double)((float *)out[2 * k])[i]);
+    memcpy(lse.data, out[1], bytes_of(&lse));
+    CHECK(attention_qkv_grad, a, within, OPERANDS(reals(t, SHAPE2(rows[0], wide)), qkv, o[0], lse, m.qpos, m.rows, m.cols, none, map,
+                                                  reals(t, SHAPE2(rows[1], wide)), o[1]),
+          RESULTS(result(t, SHAPE2(m.keys, all))));
+}
+
 static void attention_case(vla_dtype t, mask_kind kind, int thinned, int n, const int64_t *lengths, int heads, int kv_heads, int dim)
 {
     vlai_attrs a = {.attention = {.heads = heads, .kv_heads = kv_heads, .head_dim = dim, .scale = 1 / sqrt(dim)}};
@@ -552,6 +587,8 @@ static void attention_case(vla_dtype t, mask_kind kind, int thinned, int n, cons
         memcpy(lse.data, out[1], bytes_of(&lse));
     CHECK(attention_grad, a, grad, OPERANDS(reals(t, SHAPE2(queries, heads * dim)), q, k, v, o, lse, m.qpos, m.rows, m.cols),
           RESULTS(result(t, SHAPE2(queries, heads * dim)), result(t, SHAPE2(m.keys, kv_heads * dim)), result(t, SHAPE2(m.keys, kv_heads * dim))));
+    for (int backward = 0; !thinned && backward < 2; backward++)
+        streams_case(t, a, backward ? grad : within, backward, make_mask(kind, 0, n, lengths));
 }
 
 static void attention(void)

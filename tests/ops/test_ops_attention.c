@@ -98,6 +98,53 @@ static tensor packed(cases *c, const problem *p, const tensor *q, const tensor *
     return x;
 }
 
+/* The rows of x in two streams, as `map` says. */
+static void divide(cases *c, const tensor *x, const tensor *map, const int64_t rows[2], tensor part[2])
+{
+    int64_t cols = x->shape[1];
+    for (int s = 0; s < 2; s++)
+        part[s] = result_tensor(c, SHAPE2(rows[s], cols));
+    for (int64_t i = 0; i < map->n; i++) {
+        int32_t at = map->i[i];
+        memcpy(at < 0 ? part[1].f + (-1 - at) * cols : part[0].f + at * cols, x->f + i * cols, (size_t)cols * sizeof *x->f);
+    }
+}
+
+/* o and do in two streams: rows by turns in either, the second's in the opposite order, or all in one. */
+static void check_streams(attention *a, bool forward, const tensor *qkv, const tensor *dqkv)
+{
+    for (int kind = 0; kind < 3; kind++) {
+        cases own = {.state = (uint64_t)kind}, *c = &own;
+        int64_t n = a->qpos.n, rows[2] = {0, 0};
+        tensor map = index_tensor(c, SHAPE1(n)), o[2], d_o[2], none = {0};
+        for (int64_t i = n; i-- > 0;)
+            if (kind == 2 || (kind == 0 && random_below(c, 3) == 0))
+                map.i[i] = (int32_t)(-1 - rows[1]++);
+        for (int64_t i = 0; i < n; i++)
+            if (map.i[i] >= 0)
+                map.i[i] = (int32_t)rows[0]++;
+        tensor at_a = index_tensor(c, SHAPE1(rows[0]));
+        for (int64_t i = 0; i < n; i++)
+            if (map.i[i] >= 0)
+                at_a.i[map.i[i]] = (int32_t)i;
+        divide(c, &a->o, &map, rows, o);
+        divide(c, &a->d_o, &map, rows, d_o);
+        tensor in[7] = {*qkv, a->qpos, a->rows, a->cols, none, map, at_a}, out[3] = {o[0], a->lse, o[1]};
+        tensor grad_in[11] = {d_o[0], *qkv, o[0], a->lse, a->qpos, a->rows, a->cols, none, map, d_o[1], o[1]};
+        if (forward) {
+            CHECK_KERNEL(attention_qkv, &a->node, in, 7, out, 3, 3e-6);
+            for (int unwanted = 0; unwanted < 3; unwanted++) {
+                tensor some[3] = {out[0], out[1], out[2]};
+                some[unwanted].f = NULL;
+                CHECK_KERNEL(attention_qkv, &a->node, in, 7, some, 3, 3e-6);
+            }
+        } else {
+            CHECK_KERNEL(attention_qkv_grad, &a->node, grad_in, 11, dqkv, 1, 1e-5);
+        }
+        vlai_arena_fini(&own.arena);
+    }
+}
+
 /* Backward: o and lse are exact in float. */
 static void check_packed(attention *a, const problem *p, bool forward)
 {
@@ -113,6 +160,7 @@ static void check_packed(attention *a, const problem *p, bool forward)
         a->node.op = VLAI_OP_attention_qkv_grad;
         CHECK_KERNEL(attention_qkv_grad, &a->node, grad_in, 7, &dqkv, 1, 1e-5);
     }
+    check_streams(a, forward, &qkv, &dqkv);
     vlai_arena_fini(&own.arena);
 }
 

@@ -10,7 +10,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-enum { ROUTE, QKV, NORM, RESIDUAL, SWIGLU, MADE, SUMS };
+enum { ROUTE, QKV, STREAMS, NORM, RESIDUAL, SWIGLU, MADE, SUMS };
 
 /* Rows of the streams; each layer attends over both in the order of `map`. */
 enum { N0 = 13, N1 = 5, N = N0 + N1, WIDTH = 12, HEADS = 2, KV_HEADS = 1, DIM = 6, INNER = 7, LAYERS = 2, PACKED = (HEADS + 2 * KV_HEADS) * DIM };
@@ -140,6 +140,11 @@ static void fill(const vla_run *run)
         memcpy(cols + 4 * i, (int32_t[]){i, i < 11 ? 11 : N, 0, 0}, 4 * sizeof(int32_t));
     }
     assert_int_equal(count[0], N0);
+    for (int s = 0; s < 2; s++) {
+        void *other = vla_run_data(run, s ? "other1" : "other0");
+        if (other)
+            memcpy(other, at[s], (size_t)count[s] * sizeof(int32_t));
+    }
     uint64_t seed = 5;
     static const char *const reals[] = {"x", "target", "mask"};
     for (int k = 0; k < 3; k++) {
@@ -261,9 +266,9 @@ static void test_counts(void **state)
     static const struct { unsigned fuse; size_t count[VLAI_FUSE_COUNT]; } cases[] = {
         {0, {0}},
         {VLA_FUSE_VISUAL, {[QKV] = 1, [NORM] = 2, [RESIDUAL] = 2, [SWIGLU] = 1, [MADE] = 3, [SUMS] = 1}},
-        {VLA_FUSE_MODEL, {[ROUTE] = LAYERS + 1, [QKV] = LAYERS, [NORM] = 4 * LAYERS, [RESIDUAL] = 4 * LAYERS, [SWIGLU] = 2 * LAYERS, [MADE] = 2 * LAYERS}},
+        {VLA_FUSE_MODEL, {[ROUTE] = LAYERS + 1, [QKV] = LAYERS, [STREAMS] = LAYERS, [NORM] = 4 * LAYERS, [RESIDUAL] = 4 * LAYERS, [SWIGLU] = 2 * LAYERS, [MADE] = 2 * LAYERS}},
         {VLA_FUSE_MODEL | VLA_FUSE_VISUAL,
-         {[ROUTE] = LAYERS + 1, [QKV] = LAYERS + 1, [NORM] = 4 * LAYERS + 2, [RESIDUAL] = 4 * LAYERS + 2, [SWIGLU] = 2 * LAYERS + 1, [MADE] = 2 * LAYERS + 3, [SUMS] = 1}},
+         {[ROUTE] = LAYERS + 1, [QKV] = LAYERS + 1, [STREAMS] = LAYERS, [NORM] = 4 * LAYERS + 2, [RESIDUAL] = 4 * LAYERS + 2, [SWIGLU] = 2 * LAYERS + 1, [MADE] = 2 * LAYERS + 3, [SUMS] = 1}},
     };
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
         vla_plan_options o = options_of(VLA_FP32, VLA_RECOMPUTE_CHEAP, cases[c].fuse);
@@ -300,6 +305,59 @@ static void test_kept_products(void **state)
     assert_int_equal(got.fused[SWIGLU], 0);
     assert_int_equal(got.fused[QKV], LAYERS + 1);
     free(got.gradient);
+}
+
+/* One attention over two streams, in ways of which all but the first leave somebody who needs o whole, or do not say where its
+ * rows lie. */
+typedef enum way { AS_WANTED, NAMED, READ_WHOLE, ONE_STREAM, OTHER_INDEX, WAYS } way;
+
+static vla_graph *one_attention(way how)
+{
+    vla_error err;
+    model m = {0};
+    assert_ok(vla_graph_create(&m.g, &err), err);
+    vla_graph *g = m.g;
+    declare(&m);
+    vla_value x = vla_graph_input(g, "x", VLA_COMPUTE, 2, (int64_t[]){N, WIDTH}), stream[2], packed[2], at[2] = {m.at[0], m.at[1]};
+    if (how == OTHER_INDEX) {
+        at[0] = vla_graph_input(g, "other0", VLA_I32, 1, (int64_t[]){N0});
+        at[1] = vla_graph_input(g, "other1", VLA_I32, 1, (int64_t[]){N1});
+    }
+    for (int s = 0; s < 2; s++)
+        packed[s] = vla_linear(g, vla_gather_rows(g, x, m.at[s], -1), param(&m, "qkv.%d.%d", 0, s, PACKED, WIDTH), VLA_NONE);
+    vla_value joint = attention(&m, 1, vla_merge_rows(g, packed[0], packed[1], m.map, m.at[0], m.at[1]));
+    if (how == NAMED)
+        vla_graph_name(g, joint, "joint");
+    for (int s = 0; s < 2; s++)
+        stream[s] = vla_linear(g, vla_gather_rows(g, s && how == ONE_STREAM ? x : joint, at[s], -1), param(&m, "o.%d.%d", 0, s, WIDTH, HEADS * DIM), VLA_NONE);
+    vla_value out = vla_merge_rows(g, stream[0], stream[1], m.map, m.at[0], m.at[1]);
+    if (how == READ_WHOLE)
+        out = vla_add(g, out, joint);
+    vla_value target = vla_graph_input(g, "target", VLA_COMPUTE, 2, (int64_t[]){N, WIDTH}), mask = vla_graph_input(g, "mask", VLA_COMPUTE, 2, (int64_t[]){N, WIDTH});
+    vla_graph_name(g, vla_masked_mse(g, out, target, mask).loss, "loss");
+    assert_ok(vla_graph_check(g, &err), err);
+    assert_ok(vla_graph_backward(g, vla_graph_find(g, "loss"), 1.0, &err), err);
+    return g;
+}
+
+static void test_streams(void **state)
+{
+    (void)state;
+    for (int how = 0; how < WAYS; how++) {
+        vla_plan_options plain = options_of(VLA_FP64, VLA_RECOMPUTE_CHEAP, 0), fused = options_of(VLA_FP64, VLA_RECOMPUTE_CHEAP, VLA_FUSE_MODEL);
+        outcome a = compute_graph(one_attention((way)how), &plain), b = compute_graph(one_attention((way)how), &fused);
+        assert_int_equal(b.fused[QKV], 1);
+        assert_int_equal(b.fused[STREAMS], how == AS_WANTED);
+        assert_int_equal(a.n, b.n);
+        double largest = 0;
+        for (size_t i = 0; i < a.n; i++)
+            largest = fmax(largest, fabs(a.gradient[i]));
+        assert_true(largest > 0 && fabs(a.loss - b.loss) <= 1e-13 * fabs(a.loss));
+        for (size_t i = 0; i < a.n; i++)
+            assert_true(fabs(a.gradient[i] - b.gradient[i]) <= 1e-12 * largest);
+        free(a.gradient);
+        free(b.gradient);
+    }
 }
 
 /* x w and y w where y is made from x w: the sum of both cannot be a residual of the first. */
@@ -358,6 +416,12 @@ static vla_graph *random_graph(uint64_t seed)
         case 5:
             y = vla_linear(g, x, param(&m, "qkv.%d.%d", number, 0, PACKED, WIDTH), PICK(2) ? param(&m, "a.%d.%d", number, 0, 0, PACKED) : VLA_NONE);
             y = attention(&m, 1, PICK(2) ? y : vla_merge_rows(g, vla_gather_rows(g, y, m.at[0], -1), vla_gather_rows(g, y, m.at[1], -1), m.map, m.at[0], m.at[1]));
+            if (PICK(3)) { /* to two streams, and often for nobody else */
+                for (int s = 0; s < 2; s++)
+                    stream[s] = vla_scale(g, vla_gather_rows(g, y, m.at[s], -1), 0.5 + s);
+                vla_value both = vla_merge_rows(g, stream[0], stream[1], m.map, m.at[0], m.at[1]);
+                y = PICK(3) ? both : vla_add(g, both, y);
+            }
             break;
         default: y = vla_mul(g, vla_silu(g, x), ONE); break;
         }
@@ -407,6 +471,6 @@ static void test_random_graphs(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_random_graphs), cmocka_unit_test(test_results_stay),     cmocka_unit_test(test_counts), cmocka_unit_test(test_named_values_stay),
-                                       cmocka_unit_test(test_kept_products), cmocka_unit_test(test_no_circle)};
+                                       cmocka_unit_test(test_kept_products), cmocka_unit_test(test_streams),          cmocka_unit_test(test_no_circle)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

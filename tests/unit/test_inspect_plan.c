@@ -132,6 +132,7 @@ static void test_fused(void **state)
         {"attention qkv", 32, 35},       /* the last layer's queries come from one stream alone */
         {"rms_norm backward", 2 * 32, 4 * 36 - 1}, /* and the merger's and the last norm */
         {"swiglu backward", 32, 2 * 36 - 1},
+        {"attention streams", 0, 35},    /* likewise */
     };
     json_t *plain = plan_json("--batch 2"), *fused = plan_json("--batch 2 --fuse all"), *model = plan_json("--batch 2 --fuse model");
     for (size_t i = 0; i < sizeof patterns / sizeof *patterns; i++) {
