@@ -659,7 +659,7 @@ static vla_status run_backward(vlai_parity_case *c, vlai_parity_model *m, vla_gr
         result = vlai_parity_floats(&arena, m->outputs, "loss", &loss, NULL, err);
     if (loss)
         vlai_parity_report(c, "loss", "loss", relative(micro.loss, (double)loss[0]),
-                           m->numerics != VLA_FP32 ? vlai_parity_bf16_bound(c, "loss", NULL) : m->bound.loss);
+                           m->numerics != VLA_FP32 ? bf16_step_bound(c, m, 0) : m->bound.loss);
     vlai_arena_fini(&arena);
     return result == VLA_OK ? compare_gradients(c, m, status, err) : result;
 }
