@@ -24,7 +24,7 @@
 enum {
     SMALL_RESULT = 256 << 10, /* bytes up to which a named result is fetched after every execution */
     SEARCHED = 32,            /* algorithms timed per product */
-    SEARCH = 3,               /* counts ways of choosing among them: what another has left on disk is not taken */
+    SEARCH = 4,               /* counts ways of choosing among them: what another has left on disk is not taken */
     PATH = 4096
 };
 

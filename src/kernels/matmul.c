@@ -38,7 +38,7 @@ static vla_status choose(const vlai_cuda_context *context, const vlai_cuda_call 
         return VLA_OK;
     if (vlai_gemm_choices_find(context->choices, s, &choice) && vlai_cublaslt_choice_set(gemm, &choice) == 0)
         return VLA_OK;
-    int code = vlai_cublaslt_search(gemm, &o, context->search, call->workspace, call->stream, &choice.milliseconds);
+    int code = vlai_cublaslt_search(gemm, &o, context->search, true, call->workspace, call->stream, &choice.milliseconds);
     if (code)
         return vlai_fail(err, VLA_E_CUDA, "matmul [%lld,%lld] x [%lld,%lld]: no algorithm of cuBLASLt runs: %s", (long long)s->m,
                          (long long)s->k, (long long)s->k, (long long)s->n, vlai_cublaslt_error(code));

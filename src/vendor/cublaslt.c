@@ -4,14 +4,37 @@
 #include "kernels/device.h"
 
 #include <cublasLt.h>
-#include <stdbool.h>
+#include <stdlib.h>
 #include <string.h>
 
-enum { MOST = 32, ROUNDS = 3, FINALISTS = 6, LARGE_FINALISTS = 4 };
+enum {
+    MOST = 32,        /* proposals of the heuristic */
+    WIDE = 512,       /* settings beside them */
+    OPTIONS = 8,      /* custom options that are tried */
+    FINALISTS = 6, ROUNDS = 3,
+    LARGE_FINALISTS = 9, PROPOSED = 3, LAST = 3
+};
 
-/* All algorithms run for FIRST_MS. Then, of products of LARGE_MS and more, the best LARGE_FINALISTS for LONG_MS each; of others the best
- * FINALISTS in ROUNDS turns of SHORT_MS. */
-static const float FIRST_MS = 2, LARGE_MS = 0.07f, LONG_MS = 300, SHORT_MS = 1;
+/* Products of less than LARGE_MS: each proposal runs for FIRST_MS, the best FINALISTS in ROUNDS turns of SHORT_MS. Larger ones: every
+ * proposal and setting a few times, the best LARGE_FINALISTS and the best PROPOSED of the proposals for LONG_MS, of those the best LAST
+ * for LAST_MS. Of a long run only the last TIMED of its launches count: by then the clock is the one that the algorithm leaves. */
+static const float FIRST_MS = 2, SHORT_MS = 1, LARGE_MS = 0.07f, LONG_MS = 100, LAST_MS = 250, WARM_MS = 150, TIMED = 0.6f;
+
+/* The heuristic proposes 8 settings of its kernels for Hopper where thousands run, and does not know of the power limit. These tiles
+ * (rows and columns of the column-major result) are those that came first when a quarter of the space was run for 12 products of
+ * Wall-X on an H200: by up to 7 %, on average 2 %, before the best proposal. */
+static const cublasLtMatmulTile_t tiles[] = {
+#define TILE(size) CUBLASLT_MATMUL_TILE_##size
+    TILE(64x248),  TILE(64x264),  TILE(64x288),  TILE(96x192),  TILE(96x384),  TILE(128x104), TILE(128x120), TILE(128x128), TILE(128x136),
+    TILE(128x144), TILE(128x152), TILE(128x160), TILE(128x168), TILE(128x176), TILE(128x184), TILE(128x192), TILE(128x208), TILE(128x216),
+    TILE(128x256), TILE(128x272), TILE(128x280), TILE(128x288), TILE(128x296), TILE(128x304), TILE(128x312), TILE(128x344), TILE(128x352),
+    TILE(136x256), TILE(144x128), TILE(152x128), TILE(160x128), TILE(160x256), TILE(168x256), TILE(176x128), TILE(176x256), TILE(192x96),
+    TILE(192x104), TILE(192x112), TILE(192x128), TILE(192x192), TILE(256x80),  TILE(256x88),  TILE(256x96),  TILE(256x104), TILE(256x112),
+    TILE(256x128), TILE(256x136), TILE(256x144), TILE(256x152), TILE(256x168), TILE(256x176), TILE(296x128), TILE(320x128), TILE(336x128),
+    TILE(344x64),  TILE(344x128)
+#undef TILE
+};
+static const uint16_t clusters[] = {CUBLASLT_CLUSTER_SHAPE_1x1x1, CUBLASLT_CLUSTER_SHAPE_2x1x1, CUBLASLT_CLUSTER_SHAPE_1x2x1};
 
 struct vlai_gemm {
     cublasLtHandle_t handle;
@@ -50,8 +73,8 @@ static cudaDataType_t type_of(vla_dtype dtype)
     return dtype == VLA_BF16 ? CUDA_R_16BF : CUDA_R_32F;
 }
 
-/* Fills `found` with up to `most` algorithms, best guess first. */
-static cublasStatus_t candidates(const vlai_gemm *g, int most, cublasLtMatmulHeuristicResult_t *found, int *count)
+/* Fills `found` with up to `most` algorithms, the best guess first. */
+static cublasStatus_t proposals(const vlai_gemm *g, int most, cublasLtMatmulHeuristicResult_t *found, int *count)
 {
     cublasLtMatmulPreference_t preference = NULL;
     uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE | CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE;
@@ -114,7 +137,7 @@ int vlai_cublaslt_prepare(void *handle, const vlai_gemm_shape *s, size_t workspa
     TRY(cublasLtMatrixLayoutCreate(&g->second, operand, (uint64_t)(s->transpose_a ? s->m : s->k), (uint64_t)(s->transpose_a ? s->k : s->m),
                                    s->transpose_a ? s->m : s->k));
     TRY(cublasLtMatrixLayoutCreate(&g->result, type_of(s->result), (uint64_t)s->n, (uint64_t)s->m, s->n));
-    TRY(candidates(g, 1, &found, &count));
+    TRY(proposals(g, 1, &found, &count));
 #undef TRY
     g->algorithm = found.algo;
     g->workspace = found.workspaceSize;
@@ -181,124 +204,248 @@ static float median(float *x, int n)
     return x[n / 2];
 }
 
-/* Launches back to back for about `wanted` milliseconds; -> milliseconds a launch, negative when it does not run. */
-static float sustained(const timing *t, const cublasLtMatmulHeuristicResult_t *r, float one, float wanted)
+/* Launches back to back for about `wanted` milliseconds; -> milliseconds a launch of the last share `counted` of them, negative when it
+ * does not run. */
+static float sustained(const timing *t, const cublasLtMatmulHeuristicResult_t *r, float one, float wanted, float counted)
 {
-    int launches = (int)(wanted / (one > 0.001f ? one : 0.001f)) + 1;
+    int launches = (int)(wanted / (one > 0.001f ? one : 0.001f)) + 1, first = (int)((1 - counted) * (float)launches);
     float ms = -1;
-    if (vlai_device_event_record(t->start, t->stream))
-        return -1;
     for (int i = 0; i < launches; i++)
-        if (launch(t->g, &r->algo, r->workspaceSize, t->o, t->workspace, t->stream) != CUBLAS_STATUS_SUCCESS)
+        if ((i == first && vlai_device_event_record(t->start, t->stream)) ||
+            launch(t->g, &r->algo, r->workspaceSize, t->o, t->workspace, t->stream) != CUBLAS_STATUS_SUCCESS)
             return -1;
     if (vlai_device_event_record(t->end, t->stream) || vlai_device_event_elapsed(t->start, t->end, &ms))
         return -1;
-    return ms / (float)launches;
+    return ms / (float)(launches - first);
 }
 
-/* A few launches each; then the fastest, each for a while. In a training step a GPU runs at its power limit, where the algorithm
- * that needs the least energy wins, which a launch on a card with power to spare does not show: large products are therefore run
- * until the clock is the one that they leave (on an H200 choices made in 300 ms made the step of Wall-X 1.2 % shorter than those made
- * in three turns of 20 ms; three of 60 ms were worth nothing), and single launches choose nothing.
- * `known` (-1: none) is among the last in any case, and its time goes to known_ms. -1: none runs. */
-static int best_of(const timing *t, const cublasLtMatmulHeuristicResult_t *found, int count, int known, float *ms, float *known_ms)
+/* An algorithm among those that a search compares. */
+typedef struct {
+    cublasLtMatmulHeuristicResult_t r;
+    float ms;      /* by the last way of timing it; negative: it does not run */
+    bool proposed; /* by the heuristic */
+} candidate;
+
+static int faster(const void *a, const void *b)
 {
-    int order[MOST + 1], running = 0, winner = -1;
-    float first[MOST + 1], rounds[FINALISTS + 1][ROUNDS];
+    float x = ((const candidate *)a)->ms, y = ((const candidate *)b)->ms;
+    if (x < 0 || y < 0)
+        return (x < 0) - (y < 0);
+    return (x > y) - (x < y);
+}
+
+static bool same(const cublasLtMatmulAlgo_t *a, const cublasLtMatmulAlgo_t *b)
+{
+    return !memcmp(a, b, sizeof *a);
+}
+
+static candidate *found(candidate *list, int count, const cublasLtMatmulAlgo_t *algorithm)
+{
+    for (int i = 0; i < count; i++)
+        if (same(&list[i].r.algo, algorithm))
+            return &list[i];
+    return NULL;
+}
+
+/* Adds the settings of the table that the first proposal's kernel takes for this product; -> how many there are then. */
+static int widen(const vlai_gemm *g, candidate *list, int count, int room)
+{
+    const cublasLtMatmulAlgo_t first = list[0].r.algo;
+    uint16_t cluster = 0;
+    size_t written;
+    if (cublasLtMatmulAlgoConfigGetAttribute(&first, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, &cluster, sizeof cluster, &written) != CUBLAS_STATUS_SUCCESS ||
+        cluster == CUBLASLT_CLUSTER_SHAPE_AUTO)
+        return count; /* a kernel of another kind */
+    const int32_t whole = 1;
+    const uint32_t none = CUBLASLT_REDUCTION_SCHEME_NONE;
+    for (size_t i = 0; i < sizeof tiles / sizeof *tiles; i++)
+        for (size_t c = 0; c < sizeof clusters / sizeof *clusters; c++)
+            for (uint32_t option = 0; option < OPTIONS && count < room; option++) {
+                candidate *x = &list[count];
+                *x = (candidate){.r = {.algo = first}};
+                cublasLtMatmulAlgo_t *a = &x->r.algo;
+                if (cublasLtMatmulAlgoConfigSetAttribute(a, CUBLASLT_ALGO_CONFIG_TILE_ID, &tiles[i], sizeof tiles[i]) != CUBLAS_STATUS_SUCCESS ||
+                    cublasLtMatmulAlgoConfigSetAttribute(a, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, &clusters[c], sizeof clusters[c]) != CUBLAS_STATUS_SUCCESS ||
+                    cublasLtMatmulAlgoConfigSetAttribute(a, CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, &option, sizeof option) != CUBLAS_STATUS_SUCCESS ||
+                    cublasLtMatmulAlgoConfigSetAttribute(a, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &whole, sizeof whole) != CUBLAS_STATUS_SUCCESS ||
+                    cublasLtMatmulAlgoConfigSetAttribute(a, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, &none, sizeof none) != CUBLAS_STATUS_SUCCESS ||
+                    found(list, count, a))
+                    continue;
+                const cublasLtMatmulAlgo_t set = *a;
+                if (cublasLtMatmulAlgoCheck(g->handle, g->operation, g->first, g->second, g->result, g->result, &set, &x->r) != CUBLAS_STATUS_SUCCESS ||
+                    x->r.workspaceSize > g->most_workspace)
+                    continue;
+                x->r.algo = set;
+                count++;
+            }
+    return count;
+}
+
+/* Two or three launches after the one that loads the kernel; one that is far behind the best is not run again. */
+static void time_briefly(const timing *t, candidate *x, float *best)
+{
+    x->ms = once(t, &x->r) < 0 ? -1 : once(t, &x->r);
+    for (int again = 0; again < 2 && x->ms > 0 && x->ms < 1.12f * *best; again++) {
+        float ms = once(t, &x->r);
+        x->ms = ms > 0 && ms < x->ms ? ms : x->ms;
+    }
+    if (x->ms > 0 && x->ms < *best)
+        *best = x->ms;
+}
+
+/* Those to be run for longer come first: the best `most`, the best `proposed` of the proposals, the one that is known. -> how many. */
+static int finalists(candidate *list, int count, int most, int proposed, const cublasLtMatmulAlgo_t *known)
+{
+    int n = 0;
+    qsort(list, (size_t)count, sizeof *list, faster);
+    for (int i = 0; i < count && list[i].ms > 0; i++) {
+        bool is_one = i < most || (list[i].proposed && proposed > 0) || (known && same(&list[i].r.algo, known));
+        proposed -= list[i].proposed;
+        if (!is_one)
+            continue;
+        candidate moved = list[i];
+        memmove(list + n + 1, list + n, (size_t)(i - n) * sizeof *list);
+        list[n++] = moved;
+    }
+    return n;
+}
+
+/* In a training step a GPU runs at its power limit, where the algorithm that needs the least energy wins, which a launch on a card with
+ * power to spare does not show: large products are therefore run until the clock is the one that they leave, and single launches choose
+ * nothing but who takes part in that. (On an H200, runs of 300 ms made the step of Wall-X 1.2 % shorter than three turns of 20 ms; three
+ * of 60 ms were worth nothing.) */
+static int time_large(const timing *t, candidate *list, int count, const cublasLtMatmulAlgo_t *known)
+{
+    int n = finalists(list, count, LARGE_FINALISTS, PROPOSED, known);
+    if (n > 0)
+        sustained(t, &list[0].r, list[0].ms, WARM_MS, 1);
+    for (int i = 0; i < n; i++)
+        list[i].ms = sustained(t, &list[i].r, list[i].ms, LONG_MS, TIMED);
+    n = finalists(list, n, LAST, 0, known);
+    for (int i = 0; i < n; i++)
+        list[i].ms = sustained(t, &list[i].r, list[i].ms, LAST_MS, TIMED);
+    return n;
+}
+
+static int time_small(const timing *t, candidate *list, int count, const cublasLtMatmulAlgo_t *known)
+{
+    int n = finalists(list, count, FINALISTS, 0, known);
+    float rounds[FINALISTS + 1][ROUNDS];
+    for (int r = 0; r < ROUNDS; r++)
+        for (int i = 0; i < n; i++)
+            rounds[i][r] = sustained(t, &list[i].r, list[i].ms, SHORT_MS, 1);
+    for (int i = 0; i < n; i++)
+        list[i].ms = median(rounds[i], ROUNDS);
+    return n;
+}
+
+/* Leaves the fastest first; -> how many of the list were timed to the end, `known` (may be NULL) among them. */
+static int best_of(const timing *t, candidate *list, int count, int room, const cublasLtMatmulAlgo_t *known)
+{
+    float best = 1e9f;
     for (int i = 0; i < count; i++) {
-        if (found[i].state != CUBLAS_STATUS_SUCCESS || once(t, &found[i]) < 0) /* the first launch loads the kernel */
-            continue;
-        first[i] = sustained(t, &found[i], once(t, &found[i]), FIRST_MS);
-        if (first[i] <= 0)
-            continue;
-        int at = running++;
-        for (; at > 0 && first[i] < first[order[at - 1]]; at--)
-            order[at] = order[at - 1];
-        order[at] = i;
+        candidate *x = &list[i];
+        x->ms = x->r.state != CUBLAS_STATUS_SUCCESS || once(t, &x->r) < 0 ? -1 : once(t, &x->r); /* the first launch loads the kernel */
+        if (x->ms > 0)
+            x->ms = sustained(t, &x->r, x->ms, FIRST_MS, 1);
+        if (x->ms > 0 && x->ms < best)
+            best = x->ms;
     }
-    bool large = running > 1 && first[order[0]] >= LARGE_MS;
-    int most = large ? LARGE_FINALISTS : FINALISTS, finalists = running < most ? running : most, turns = large ? 1 : ROUNDS;
-    for (int i = finalists; i < running; i++)
-        if (order[i] == known)
-            order[finalists++] = known;
-    for (int r = 0; r < turns; r++)
-        for (int f = 0; f < finalists; f++)
-            rounds[f][r] = sustained(t, &found[order[f]], first[order[f]], large ? LONG_MS : SHORT_MS);
-    for (int f = 0; f < finalists; f++) {
-        float m = median(rounds[f], turns);
-        if (order[f] == known)
-            *known_ms = m;
-        if (m > 0 && (winner < 0 || m < *ms)) {
-            winner = order[f];
-            *ms = m;
-        }
+    bool large = best >= LARGE_MS;
+    if (large) {
+        int proposed = count;
+        count = widen(t->g, list, count, room);
+        for (int i = proposed; i < count; i++)
+            time_briefly(t, &list[i], &best);
     }
-    return winner;
+    int n = large ? time_large(t, list, count, known) : time_small(t, list, count, known);
+    qsort(list, (size_t)n, sizeof *list, faster);
+    return n > 0 && list[0].ms > 0 ? n : 0;
 }
 
 /* A product for fewer multiprocessors is timed while the others are taken; every kernel has run once by then. */
-static int hold_others(const timing *t, const cublasLtMatmulHeuristicResult_t *found, int count, void **hold)
+static int hold_others(const timing *t, const candidate *list, int count, void **hold)
 {
     for (int i = 0; i < count; i++)
-        launch(t->g, &found[i].algo, found[i].workspaceSize, t->o, t->workspace, t->stream);
+        launch(t->g, &list[i].r.algo, list[i].r.workspaceSize, t->o, t->workspace, t->stream);
     int code = vlai_device_synchronize(t->stream);
     return code ? code : vlai_device_hold_begin(t->g->multiprocessors, hold);
 }
 
-static int timed(timing *t, const cublasLtMatmulHeuristicResult_t *found, int count, int known, float *ms, float *known_ms)
+static int timed(timing *t, candidate *list, int count, int room, const cublasLtMatmulAlgo_t *known)
 {
-    int winner = -1, code = 0;
+    int n = 0, code = 0;
     void *hold = NULL;
     if (t->g->multiprocessors)
-        code = hold_others(t, found, count, &hold);
+        code = hold_others(t, list, count, &hold);
     if (!code && !vlai_device_event_create(&t->start) && !vlai_device_event_create(&t->end))
-        winner = best_of(t, found, count, known, ms, known_ms);
+        n = best_of(t, list, count, t->g->multiprocessors ? count : room, known);
     if (vlai_device_hold_end(hold))
-        winner = -1;
+        n = 0;
     vlai_device_event_destroy(t->start);
     vlai_device_event_destroy(t->end);
-    return winner;
+    return n;
 }
 
-int vlai_cublaslt_search(vlai_gemm *g, const vlai_gemm_operands *o, int most, void *workspace, void *stream, float *milliseconds)
+/* Times up to `most` proposals, with `wide` other settings too, and the algorithm `known` (may be NULL); a list of `timed` with the
+ * fastest first, which the caller frees. */
+static cublasStatus_t compare(const vlai_gemm *g, const vlai_gemm_operands *o, int most, bool wide, const cublasLtMatmulAlgo_t *known, void *workspace,
+                              void *stream, candidate **list, int *n)
 {
-    cublasLtMatmulHeuristicResult_t found[MOST];
+    cublasLtMatmulHeuristicResult_t proposed[MOST];
     timing t = {.g = g, .o = o, .workspace = workspace, .stream = stream};
-    int count = 0, winner = -1;
-    float ms = 0;
+    int count = 0;
+    *n = 0;
+    *list = vlai_array(MOST + WIDE + 1, sizeof **list);
+    if (!*list)
+        return CUBLAS_STATUS_ALLOC_FAILED;
+    cublasStatus_t code = proposals(g, most < MOST ? most : MOST, proposed, &count);
+    if (code != CUBLAS_STATUS_SUCCESS)
+        return code;
+    for (int i = 0; i < count; i++)
+        (*list)[i] = (candidate){.r = proposed[i], .proposed = true};
+    if (known && !found(*list, count, known))
+        (*list)[count++] = (candidate){.r = {.algo = *known, .workspaceSize = g->workspace, .state = CUBLAS_STATUS_SUCCESS}};
+    *n = timed(&t, *list, count, wide ? MOST + WIDE + 1 : count, known);
+    return *n ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
+}
+
+int vlai_cublaslt_search(vlai_gemm *g, const vlai_gemm_operands *o, int most, bool wide, void *workspace, void *stream, float *milliseconds)
+{
+    candidate *list = NULL;
+    int n = 0;
     if (milliseconds)
         *milliseconds = 0;
     if (g->empty)
         return 0;
-    cublasStatus_t code = candidates(g, most < MOST ? most : MOST, found, &count);
-    if (code != CUBLAS_STATUS_SUCCESS)
-        return (int)code;
-    winner = timed(&t, found, count, -1, &ms, NULL);
-    if (winner < 0)
-        return (int)CUBLAS_STATUS_EXECUTION_FAILED;
-    g->algorithm = found[winner].algo;
-    g->workspace = found[winner].workspaceSize;
-    if (milliseconds)
-        *milliseconds = ms;
-    return 0;
+    cublasStatus_t code = compare(g, o, most, wide, NULL, workspace, stream, &list, &n);
+    if (code == CUBLAS_STATUS_SUCCESS) {
+        g->algorithm = list[0].r.algo;
+        g->workspace = list[0].r.workspaceSize;
+        if (milliseconds)
+            *milliseconds = list[0].ms;
+    }
+    vlai_free(list);
+    return (int)code;
 }
 
 int vlai_cublaslt_compare(const vlai_gemm *g, const vlai_gemm_operands *o, int most, void *workspace, void *stream, float *taken, float *fastest)
 {
-    cublasLtMatmulHeuristicResult_t found[MOST + 1];
-    timing t = {.g = g, .o = o, .workspace = workspace, .stream = stream};
-    int count = 0, known = 0;
+    candidate *list = NULL;
+    int n = 0;
     *taken = *fastest = 0;
     if (g->empty)
         return 0;
-    cublasStatus_t code = candidates(g, most < MOST ? most : MOST, found, &count);
-    if (code != CUBLAS_STATUS_SUCCESS)
-        return (int)code;
-    while (known < count && memcmp(&found[known].algo, &g->algorithm, sizeof g->algorithm))
-        known++;
-    if (known == count)
-        found[count++] = (cublasLtMatmulHeuristicResult_t){.algo = g->algorithm, .workspaceSize = g->workspace, .state = CUBLAS_STATUS_SUCCESS};
-    return timed(&t, found, count, known, fastest, taken) < 0 || *taken <= 0 ? (int)CUBLAS_STATUS_EXECUTION_FAILED : 0;
+    cublasStatus_t code = compare(g, o, most, true, &g->algorithm, workspace, stream, &list, &n);
+    const candidate *own = code == CUBLAS_STATUS_SUCCESS ? found(list, n, &g->algorithm) : NULL;
+    if (own && own->ms > 0) {
+        *taken = own->ms;
+        *fastest = list[0].ms;
+    } else if (code == CUBLAS_STATUS_SUCCESS) {
+        code = CUBLAS_STATUS_EXECUTION_FAILED;
+    }
+    vlai_free(list);
+    return (int)code;
 }
 
 void vlai_cublaslt_choice_get(const vlai_gemm *g, vlai_gemm_choice *out)

@@ -9,6 +9,7 @@
 
 #include "vla/dtype.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 
 VLA_BEGIN_DECLS
@@ -45,12 +46,12 @@ size_t vlai_cublaslt_version(void);
 int vlai_cublaslt_prepare(void *handle, const vlai_gemm_shape *shape, size_t workspace, vlai_gemm **out);
 void vlai_cublaslt_release(vlai_gemm *gemm);
 int vlai_cublaslt_run(const vlai_gemm *gemm, const vlai_gemm_operands *operands, void *workspace, void *stream);
-/* Times up to `most` of the heuristic's algorithms on the operands (contents of c are lost; random data gives honest
- * times) and takes the fastest. milliseconds (may be NULL): its median time. Waits for the device. */
-int vlai_cublaslt_search(vlai_gemm *gemm, const vlai_gemm_operands *operands, int most, void *workspace, void *stream,
-                         float *milliseconds);
-/* Times the algorithm that is taken against those that a search would compare it with, in turns: median milliseconds of it, and
- * of the fastest, which may be itself. Contents of c are lost. Waits for the device. */
+/* Times up to `most` of the heuristic's proposals on the operands (contents of c are lost; random data gives honest times) and takes
+ * the fastest; with `wide`, of a large product also settings of the kernels that the heuristic does not propose. milliseconds (may be
+ * NULL): its time. Waits for the device. */
+int vlai_cublaslt_search(vlai_gemm *gemm, const vlai_gemm_operands *operands, int most, bool wide, void *workspace, void *stream, float *milliseconds);
+/* Times the algorithm that is taken against those that a wide search compares: milliseconds of it, and of the fastest, which may be
+ * itself. Contents of c are lost. Waits for the device. */
 int vlai_cublaslt_compare(const vlai_gemm *gemm, const vlai_gemm_operands *operands, int most, void *workspace, void *stream,
                           float *taken, float *fastest);
 void vlai_cublaslt_choice_get(const vlai_gemm *gemm, vlai_gemm_choice *out);
