@@ -187,7 +187,7 @@ static const algorithms *algorithms_of(const variant *v)
         vlai_gemm_operands o = operands_of(0, p);
         int code = vlai_cublaslt_prepare(s.cublaslt, &shape, WORKSPACE, &set->gemm[p]);
         if (!code && v->searched)
-            code = vlai_cublaslt_search(set->gemm[p], &o, SEARCHED, false, s.workspace[0], s.calm[0], NULL);
+            code = vlai_cublaslt_search(set->gemm[p], &o, &(vlai_gemm_effort){.proposals = SEARCHED}, s.workspace[0], s.calm[0], NULL);
         must_gemm(code, "algorithms of a product");
     }
     return set;

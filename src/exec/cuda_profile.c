@@ -176,7 +176,7 @@ static vla_status products(const vla_run *run, const marks *m, double *seconds, 
     return VLA_OK;
 }
 
-enum { REPEATED = 8, ALGORITHMS = 32, COPIES = 20 };
+enum { REPEATED = 8, COPIES = 20 };
 
 /* Ten times what the L2 cache holds. */
 static const size_t copy_bytes = (size_t)512 << 20;
@@ -249,7 +249,7 @@ static vla_status compare(const vla_run *run, vlai_profile *out, vla_error *err)
         size_t i = 0;
         while (r->calls[r->launches[i].first].node != row->node)
             i++;
-        int code = vlai_cuda_matmul_compare(&r->calls[r->launches[i].first], ALGORITHMS, &taken, &fastest);
+        int code = vlai_cuda_matmul_compare(&r->calls[r->launches[i].first], (int)row->calls, &taken, &fastest);
         if (code)
             return vlai_cuda_failed(err, code, "matmul");
         row->of_fastest = fastest / taken;

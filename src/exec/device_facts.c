@@ -118,8 +118,9 @@ static int measure(bench *b, vlai_device_facts *out)
         return code;
     out->copy_bytes = 2 * (double)copy_bytes / seconds;
     const vlai_gemm_operands o = {.a = b->a, .b = b->b, .c = b->c};
+    const vlai_gemm_effort effort = {.proposals = SEARCHED};
     if ((code = vlai_cublaslt_prepare(b->device->context.cublaslt, &shape, SCRATCH, &b->gemm)) ||
-        (code = vlai_cublaslt_search(b->gemm, &o, SEARCHED, false, b->scratch, b->device->lanes[0], NULL)))
+        (code = vlai_cublaslt_search(b->gemm, &o, &effort, b->scratch, b->device->lanes[0], NULL)))
         return 100000 + code;
     if ((code = time_of(b, multiply_once, warm_seconds, &seconds)))
         return code;

@@ -23,7 +23,7 @@
 
 enum {
     SMALL_RESULT = 256 << 10, /* bytes up to which a named result is fetched after every execution */
-    SEARCHED = 32,            /* algorithms timed per product */
+    SEARCHED = 32,            /* proposals of cuBLASLt timed per product */
     SEARCH = 4,               /* counts ways of choosing among them: what another has left on disk is not taken */
     PATH = 4096
 };
@@ -347,11 +347,15 @@ static vla_status cuda_bind(vla_run *run, vla_store *store, vla_error *err)
     d->context.search = run->plan->options.fast & VLA_FAST_SEARCH ? SEARCHED : 0;
     if (d->context.search)
         VLA_TRY(fill_arena(run, store, err));
+    d->context.calls = r->calls;
+    d->context.n_calls = g->n_nodes;
     for (size_t n = 0; n < g->n_nodes; n++)
         if (vlai_cuda_preparers[g->nodes[n].op].prepare) { /* timing a product takes up to some seconds */
             VLA_TRY(vlai_cuda_preparers[g->nodes[n].op].prepare(&d->context, &r->calls[n], err));
             vlai_work_add();
         }
+    d->context.calls = NULL;
+    d->context.n_calls = 0;
     VLA_TRY(vlai_gemm_choices_save(d->context.choices, err));
     return order_launches(run, err);
 }

@@ -42,7 +42,9 @@ typedef struct vlai_cuda_call {
 typedef struct vlai_cuda_context {
     void *cublaslt;
     struct vlai_gemm_choices *choices; /* matrix products by shape */
-    int search;                        /* algorithms to time per shape that has no choice yet; 0: the heuristic's first */
+    int search;                        /* proposals to time per shape that has no choice yet; 0: the heuristic's first */
+    const vlai_cuda_call *calls;       /* of the run that is bound, among which products are counted that are alike; NULL: none */
+    size_t n_calls;
     int arch;                          /* of the device: 90 = 9.0 */
     int fast_attention;                /* also cuDNN's attention, whose backward may add in any order, where it is faster */
     struct vlai_cudnn **cudnn;         /* opened by the first attention that wants it; NULL: never */
@@ -59,9 +61,9 @@ vla_status vlai_cuda_chain_prepare(const vlai_cuda_context *context, vlai_cuda_c
 void vlai_cuda_chain_release(vlai_cuda_call *call);
 vla_status vlai_cuda_matmul_prepare(const vlai_cuda_context *context, vlai_cuda_call *call, vla_error *err);
 void vlai_cuda_matmul_release(vlai_cuda_call *call);
-/* Median milliseconds of the product's algorithm and of the fastest of up to `most`, timed in turns on the operands; a result is
- * lost, and the device is waited for. Without column sums, where a kernel of ours makes those. */
-int vlai_cuda_matmul_compare(const vlai_cuda_call *call, int most, float *taken, float *fastest);
+/* Milliseconds of the product's algorithm and of the fastest that a search finds beside it, for a product that a step has `launches` times;
+ * a result is lost, and the device is waited for. Without column sums, where a kernel of ours makes those. */
+int vlai_cuda_matmul_compare(const vlai_cuda_call *call, int launches, float *taken, float *fastest);
 vla_status vlai_cuda_attention_prepare(const vlai_cuda_context *context, vlai_cuda_call *call, vla_error *err);
 void vlai_cuda_attention_release(vlai_cuda_call *call);
 

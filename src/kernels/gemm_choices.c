@@ -157,6 +157,36 @@ bool vlai_gemm_choices_find(const vlai_gemm_choices *c, const vlai_gemm_shape *s
     return e != NULL;
 }
 
+bool vlai_gemm_shape_same(const vlai_gemm_shape *a, const vlai_gemm_shape *b)
+{
+    int64_t x[KEY], y[KEY];
+    key_of(a, x);
+    key_of(b, y);
+    return !memcmp(x, y, sizeof x);
+}
+
+static bool is_near(const vlai_gemm_shape *a, const vlai_gemm_shape *b)
+{
+    vlai_gemm_shape other = *b;
+    const int64_t x = a->transpose_a ? a->k : a->m, y = a->transpose_a ? b->k : b->m;
+    *(a->transpose_a ? &other.k : &other.m) = x;
+    return x != y && x <= 2 * y && y <= 2 * x && vlai_gemm_shape_same(a, &other);
+}
+
+int vlai_gemm_choices_near(const vlai_gemm_choices *c, const vlai_gemm_shape *shape, vlai_gemm_choice *out, int most)
+{
+    int n = 0;
+    for (size_t i = 0; i < c->count && n < most; i++) {
+        const entry *e = &c->entries[i];
+        bool known = e->choice.milliseconds <= 0 || !is_near(shape, &e->shape); /* 0 and less: no algorithm of this product */
+        for (int k = 0; k < n && !known; k++)
+            known = !memcmp(out[k].words, e->choice.words, sizeof out[k].words);
+        if (!known)
+            out[n++] = e->choice;
+    }
+    return n;
+}
+
 void vlai_gemm_choices_use(vlai_gemm_choices *c, const vlai_gemm_shape *shape)
 {
     entry *e = find(c, shape);

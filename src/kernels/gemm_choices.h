@@ -21,6 +21,11 @@ vla_status vlai_gemm_choices_open(const char *path, const char *gpu, vlai_gemm_c
 void vlai_gemm_choices_close(vlai_gemm_choices *choices);
 /* false when there is none. */
 bool vlai_gemm_choices_find(const vlai_gemm_choices *choices, const vlai_gemm_shape *shape, vlai_gemm_choice *out);
+/* Whether two shapes are the same to a choice. */
+bool vlai_gemm_shape_same(const vlai_gemm_shape *a, const vlai_gemm_shape *b);
+/* Choices of products that differ from `shape` in their number of rows alone, by less than half or twice (m, or of a gradient of weights
+ * k): up to `most`, each algorithm once. -> how many. */
+int vlai_gemm_choices_near(const vlai_gemm_choices *choices, const vlai_gemm_shape *shape, vlai_gemm_choice *out, int most);
 vla_status vlai_gemm_choices_put(vlai_gemm_choices *choices, const vlai_gemm_shape *shape, const vlai_gemm_choice *choice, vla_error *err);
 /* A run works with the choice of this shape; nothing when there is none. What was timed and not taken is not used. */
 void vlai_gemm_choices_use(vlai_gemm_choices *choices, const vlai_gemm_shape *shape);

@@ -8,7 +8,7 @@
 #include "kernels/gemm_choices.h"
 #include "vendor/cublaslt.h"
 
-enum { WORKSPACE = 32 << 20, APART = -1 };
+enum { WORKSPACE = 32 << 20, APART = -1, COMPARED = 32, NEAR = 8 };
 
 typedef struct {
     vlai_gemm *gemm;
@@ -28,17 +28,47 @@ static vlai_gemm_operands operands_of(const vlai_cuda_call *call)
                                 .bias = has_sums(call) ? call->out[1].data : call->in[2].data};
 }
 
+static vlai_gemm_shape shape_of(const vlai_cuda_call *call)
+{
+    const vlai_node *node = call->node;
+    bool ta = node->attrs.matmul.transpose_a;
+    vlai_gemm_shape s = {.m = call->out[0].shape[0], .n = call->out[0].shape[1], .k = call->in[0].shape[ta ? 0 : 1],
+                         .transpose_a = ta, .transpose_b = node->attrs.matmul.transpose_b, .bias = call->in[2].data != NULL,
+                         .residual = call->in[3].data != NULL, .sums = has_sums(call),
+                         .operand = call->in[0].dtype, .result = call->out[0].dtype};
+    s.bias_type = s.sums ? call->out[1].dtype : call->in[2].dtype;
+    if (node->sms_free > 0 && node->sms_free < call->multiprocessors)
+        s.multiprocessors = call->multiprocessors - node->sms_free;
+    return s;
+}
+
+/* How often the run makes a product of this shape, sums or not. */
+static int launches_of(const vlai_cuda_context *context, const vlai_gemm_shape *shape)
+{
+    int n = 0;
+    for (size_t i = 0; i < context->n_calls; i++)
+        if (context->calls[i].node->op == VLAI_OP_matmul) {
+            vlai_gemm_shape s = shape_of(&context->calls[i]);
+            if (!shape->sums && s.sums)
+                s.sums = 0;
+            n += vlai_gemm_shape_same(&s, shape);
+        }
+    return n > 0 ? n : 1;
+}
+
 /* The algorithm of a product: one that was chosen before, else by timing when that is wanted. */
 static vla_status choose(const vlai_cuda_context *context, const vlai_cuda_call *call, const vlai_gemm_shape *s, vlai_gemm *gemm,
                          vla_error *err)
 {
-    vlai_gemm_choice choice;
+    vlai_gemm_choice choice, near[NEAR];
     vlai_gemm_operands o = operands_of(call);
     if (!context->search || s->m == 0 || s->n == 0)
         return VLA_OK;
     if (vlai_gemm_choices_find(context->choices, s, &choice) && vlai_cublaslt_choice_set(gemm, &choice) == 0)
         return VLA_OK;
-    int code = vlai_cublaslt_search(gemm, &o, context->search, true, call->workspace, call->stream, &choice.milliseconds);
+    const vlai_gemm_effort effort = {.proposals = context->search, .launches = launches_of(context, s), .near = near,
+                                     .n_near = vlai_gemm_choices_near(context->choices, s, near, NEAR)};
+    int code = vlai_cublaslt_search(gemm, &o, &effort, call->workspace, call->stream, &choice.milliseconds);
     if (code)
         return vlai_fail(err, VLA_E_CUDA, "matmul [%lld,%lld] x [%lld,%lld]: no algorithm of cuBLASLt runs: %s", (long long)s->m,
                          (long long)s->k, (long long)s->k, (long long)s->n, vlai_cublaslt_error(code));
@@ -97,20 +127,12 @@ static float time_sums(const prepared *p)
 
 static vla_status prepare(const vlai_cuda_context *context, vlai_cuda_call *call, vlai_gemm_shape *shape, vla_error *err)
 {
-    const vlai_node *node = call->node;
-    bool ta = node->attrs.matmul.transpose_a;
-    vlai_gemm_shape s = {.m = call->out[0].shape[0], .n = call->out[0].shape[1], .k = call->in[0].shape[ta ? 0 : 1],
-                         .transpose_a = ta, .transpose_b = node->attrs.matmul.transpose_b, .bias = call->in[2].data != NULL,
-                         .residual = call->in[3].data != NULL, .sums = has_sums(call),
-                         .operand = call->in[0].dtype, .result = call->out[0].dtype};
-    s.bias_type = s.sums ? call->out[1].dtype : call->in[2].dtype;
-    if (node->sms_free > 0 && node->sms_free < call->multiprocessors)
-        s.multiprocessors = call->multiprocessors - node->sms_free;
+    vlai_gemm_shape s = shape_of(call);
     *shape = s;
     if (call->in[0].dtype != call->in[1].dtype || (s.residual && call->in[3].dtype != s.result))
         return vlai_fail(err, VLA_E_DTYPE, "matmul: operands of %s and %s, residual of %s", vla_dtype_name(call->in[0].dtype),
                          vla_dtype_name(call->in[1].dtype), vla_dtype_name(call->in[3].dtype));
-    if (s.sums && !ta)
+    if (s.sums && !s.transpose_a)
         return vlai_fail(err, VLA_E_UNSUPPORTED, "matmul: sums of an operand that is not transposed");
     prepared *p = vlai_calloc(1, sizeof *p);
     call->plan = p;
@@ -176,11 +198,12 @@ int vlai_cuda_matmul(const vlai_cuda_call *call)
     return p->apart ? vlai_cuda_col_sum(&p->sums) : 0;
 }
 
-int vlai_cuda_matmul_compare(const vlai_cuda_call *call, int most, float *taken, float *fastest)
+int vlai_cuda_matmul_compare(const vlai_cuda_call *call, int launches, float *taken, float *fastest)
 {
     const prepared *p = call->plan;
     vlai_gemm_operands o = operands_of(call);
-    int code = vlai_cublaslt_compare(p->apart ? p->apart : p->gemm, &o, most, call->workspace, call->stream, taken, fastest);
+    const vlai_gemm_effort effort = {.proposals = COMPARED, .launches = launches};
+    int code = vlai_cublaslt_compare(p->apart ? p->apart : p->gemm, &o, &effort, call->workspace, call->stream, taken, fastest);
     return code ? 100000 + code : 0;
 }
 

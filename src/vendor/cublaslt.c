@@ -4,6 +4,7 @@
 #include "kernels/device.h"
 
 #include <cublasLt.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,10 +16,12 @@ enum {
     LARGE_FINALISTS = 9, PROPOSED = 3, LAST = 3
 };
 
-/* Products of less than LARGE_MS: each proposal runs for FIRST_MS, the best FINALISTS in ROUNDS turns of SHORT_MS. Larger ones: every
- * proposal and setting a few times, the best LARGE_FINALISTS and the best PROPOSED of the proposals for LONG_MS, of those the best LAST
- * for LAST_MS. Of a long run only the last TIMED of its launches count: by then the clock is the one that the algorithm leaves. */
-static const float FIRST_MS = 2, SHORT_MS = 1, LARGE_MS = 0.07f, LONG_MS = 100, LAST_MS = 250, WARM_MS = 150, TIMED = 0.6f;
+/* Each proposal runs for FIRST_MS. Of products that take less than LARGE_MS a launch or WORTH_MS a step, the best FINALISTS then run in
+ * ROUNDS turns of SHORT_MS. Of others, settings beside the proposals are run a few times, and the best LARGE_FINALISTS of all and the
+ * best PROPOSED of the proposals for LONG_MS: a fifth of what the product takes in a hundred steps, within these bounds; of those the
+ * best LAST for LAST times as long, twice where a step has most of them. Of a long run only the last TIMED of its launches count: by then
+ * the clock is the one that the algorithm leaves. */
+static const float FIRST_MS = 2, SHORT_MS = 1, LARGE_MS = 0.07f, WORTH_MS = 2, LONG_MS[2] = {40, 100}, LONG_SHARE = 8, LAST_TIMES = 2.5f, WARM_MS = 150, TIMED = 0.6f;
 
 /* The heuristic proposes 8 settings of its kernels for Hopper where thousands run, and does not know of the power limit. These tiles
  * (rows and columns of the column-major result) are those that came first when a quarter of the space was run for 12 products of
@@ -247,6 +250,31 @@ static candidate *found(candidate *list, int count, const cublasLtMatmulAlgo_t *
     return NULL;
 }
 
+/* Whether the setting runs for this product; then it is completed. */
+static bool is_valid(const vlai_gemm *g, candidate *x)
+{
+    const cublasLtMatmulAlgo_t set = x->r.algo;
+    if (cublasLtMatmulAlgoCheck(g->handle, g->operation, g->first, g->second, g->result, g->result, &set, &x->r) != CUBLAS_STATUS_SUCCESS ||
+        x->r.workspaceSize > g->most_workspace)
+        return false;
+    x->r.algo = set;
+    x->r.state = CUBLAS_STATUS_SUCCESS;
+    return true;
+}
+
+/* Adds choices for the same product with other rows; -> how many there are then. */
+static int add_near(const vlai_gemm *g, const vlai_gemm_effort *effort, candidate *list, int count, int room)
+{
+    for (int i = 0; i < effort->n_near && count < room; i++) {
+        candidate *x = &list[count];
+        *x = (candidate){0};
+        memcpy(&x->r.algo, effort->near[i].words, sizeof x->r.algo);
+        if (!found(list, count, &x->r.algo) && is_valid(g, x))
+            count++;
+    }
+    return count;
+}
+
 /* Adds the settings of the table that the first proposal's kernel takes for this product; -> how many there are then. */
 static int widen(const vlai_gemm *g, candidate *list, int count, int room)
 {
@@ -269,13 +297,8 @@ static int widen(const vlai_gemm *g, candidate *list, int count, int room)
                     cublasLtMatmulAlgoConfigSetAttribute(a, CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, &option, sizeof option) != CUBLAS_STATUS_SUCCESS ||
                     cublasLtMatmulAlgoConfigSetAttribute(a, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &whole, sizeof whole) != CUBLAS_STATUS_SUCCESS ||
                     cublasLtMatmulAlgoConfigSetAttribute(a, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, &none, sizeof none) != CUBLAS_STATUS_SUCCESS ||
-                    found(list, count, a))
+                    found(list, count, a) || !is_valid(g, x))
                     continue;
-                const cublasLtMatmulAlgo_t set = *a;
-                if (cublasLtMatmulAlgoCheck(g->handle, g->operation, g->first, g->second, g->result, g->result, &set, &x->r) != CUBLAS_STATUS_SUCCESS ||
-                    x->r.workspaceSize > g->most_workspace)
-                    continue;
-                x->r.algo = set;
                 count++;
             }
     return count;
@@ -314,16 +337,20 @@ static int finalists(candidate *list, int count, int most, int proposed, const c
  * power to spare does not show: large products are therefore run until the clock is the one that they leave, and single launches choose
  * nothing but who takes part in that. (On an H200, runs of 300 ms made the step of Wall-X 1.2 % shorter than three turns of 20 ms; three
  * of 60 ms were worth nothing.) */
-static int time_large(const timing *t, candidate *list, int count, const cublasLtMatmulAlgo_t *known)
+static int time_large(const timing *t, candidate *list, int count, const cublasLtMatmulAlgo_t *known, float wanted, int turns)
 {
     int n = finalists(list, count, LARGE_FINALISTS, PROPOSED, known);
     if (n > 0)
         sustained(t, &list[0].r, list[0].ms, WARM_MS, 1);
     for (int i = 0; i < n; i++)
-        list[i].ms = sustained(t, &list[i].r, list[i].ms, LONG_MS, TIMED);
+        list[i].ms = sustained(t, &list[i].r, list[i].ms, wanted, TIMED);
     n = finalists(list, n, LAST, 0, known);
+    float rounds[LAST + 1][2];
+    for (int r = 0; r < turns; r++)
+        for (int i = 0; i < n; i++)
+            rounds[i][r] = sustained(t, &list[i].r, list[i].ms, LAST_TIMES * wanted, TIMED);
     for (int i = 0; i < n; i++)
-        list[i].ms = sustained(t, &list[i].r, list[i].ms, LAST_MS, TIMED);
+        list[i].ms = turns == 2 && rounds[i][0] > 0 && rounds[i][1] > 0 ? (rounds[i][0] + rounds[i][1]) / 2 : rounds[i][0];
     return n;
 }
 
@@ -340,7 +367,7 @@ static int time_small(const timing *t, candidate *list, int count, const cublasL
 }
 
 /* Leaves the fastest first; -> how many of the list were timed to the end, `known` (may be NULL) among them. */
-static int best_of(const timing *t, candidate *list, int count, int room, const cublasLtMatmulAlgo_t *known)
+static int best_of(const timing *t, const vlai_gemm_effort *effort, candidate *list, int count, int room, const cublasLtMatmulAlgo_t *known)
 {
     float best = 1e9f;
     for (int i = 0; i < count; i++) {
@@ -351,14 +378,21 @@ static int best_of(const timing *t, candidate *list, int count, int room, const 
         if (x->ms > 0 && x->ms < best)
             best = x->ms;
     }
-    bool large = best >= LARGE_MS;
-    if (large) {
+    const float share = best * (float)effort->launches;
+    const bool alone = effort->launches == 0; /* a yardstick's proposals: compared as thoroughly as can be */
+    int n;
+    if (best < LARGE_MS || (share < WORTH_MS && !alone)) {
+        n = time_small(t, list, count, known);
+    } else {
+        float wanted = LONG_SHARE * share;
+        wanted = alone || wanted > LONG_MS[1] ? LONG_MS[1] : wanted < LONG_MS[0] || effort->n_near ? LONG_MS[0] : wanted;
         int proposed = count;
-        count = widen(t->g, list, count, room);
+        if (!alone && !t->g->multiprocessors) /* what holds those lets no kernel be loaded */
+            count = effort->n_near ? add_near(t->g, effort, list, count, room) : widen(t->g, list, count, room);
         for (int i = proposed; i < count; i++)
             time_briefly(t, &list[i], &best);
+        n = time_large(t, list, count, known, wanted, wanted < LONG_MS[1] ? 1 : 2);
     }
-    int n = large ? time_large(t, list, count, known) : time_small(t, list, count, known);
     qsort(list, (size_t)n, sizeof *list, faster);
     return n > 0 && list[0].ms > 0 ? n : 0;
 }
@@ -372,14 +406,14 @@ static int hold_others(const timing *t, const candidate *list, int count, void *
     return code ? code : vlai_device_hold_begin(t->g->multiprocessors, hold);
 }
 
-static int timed(timing *t, candidate *list, int count, int room, const cublasLtMatmulAlgo_t *known)
+static int timed(timing *t, const vlai_gemm_effort *effort, candidate *list, int count, int room, const cublasLtMatmulAlgo_t *known)
 {
     int n = 0, code = 0;
     void *hold = NULL;
     if (t->g->multiprocessors)
         code = hold_others(t, list, count, &hold);
     if (!code && !vlai_device_event_create(&t->start) && !vlai_device_event_create(&t->end))
-        n = best_of(t, list, count, t->g->multiprocessors ? count : room, known);
+        n = best_of(t, effort, list, count, t->g->multiprocessors ? count : room, known);
     if (vlai_device_hold_end(hold))
         n = 0;
     vlai_device_event_destroy(t->start);
@@ -387,10 +421,9 @@ static int timed(timing *t, candidate *list, int count, int room, const cublasLt
     return n;
 }
 
-/* Times up to `most` proposals, with `wide` other settings too, and the algorithm `known` (may be NULL); a list of `timed` with the
- * fastest first, which the caller frees. */
-static cublasStatus_t compare(const vlai_gemm *g, const vlai_gemm_operands *o, int most, bool wide, const cublasLtMatmulAlgo_t *known, void *workspace,
-                              void *stream, candidate **list, int *n)
+/* A list of candidates as best_of leaves it, `known` (may be NULL) among them; the caller frees it. */
+static cublasStatus_t compare(const vlai_gemm *g, const vlai_gemm_operands *o, const vlai_gemm_effort *effort, const cublasLtMatmulAlgo_t *known,
+                              void *workspace, void *stream, candidate **list, int *n)
 {
     cublasLtMatmulHeuristicResult_t proposed[MOST];
     timing t = {.g = g, .o = o, .workspace = workspace, .stream = stream};
@@ -399,18 +432,18 @@ static cublasStatus_t compare(const vlai_gemm *g, const vlai_gemm_operands *o, i
     *list = vlai_array(MOST + WIDE + 1, sizeof **list);
     if (!*list)
         return CUBLAS_STATUS_ALLOC_FAILED;
-    cublasStatus_t code = proposals(g, most < MOST ? most : MOST, proposed, &count);
+    cublasStatus_t code = proposals(g, effort->proposals < MOST ? effort->proposals : MOST, proposed, &count);
     if (code != CUBLAS_STATUS_SUCCESS)
         return code;
     for (int i = 0; i < count; i++)
         (*list)[i] = (candidate){.r = proposed[i], .proposed = true};
     if (known && !found(*list, count, known))
         (*list)[count++] = (candidate){.r = {.algo = *known, .workspaceSize = g->workspace, .state = CUBLAS_STATUS_SUCCESS}};
-    *n = timed(&t, *list, count, wide ? MOST + WIDE + 1 : count, known);
+    *n = timed(&t, effort, *list, count, MOST + WIDE + 1, known);
     return *n ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
 }
 
-int vlai_cublaslt_search(vlai_gemm *g, const vlai_gemm_operands *o, int most, bool wide, void *workspace, void *stream, float *milliseconds)
+int vlai_cublaslt_search(vlai_gemm *g, const vlai_gemm_operands *o, const vlai_gemm_effort *effort, void *workspace, void *stream, float *milliseconds)
 {
     candidate *list = NULL;
     int n = 0;
@@ -418,7 +451,7 @@ int vlai_cublaslt_search(vlai_gemm *g, const vlai_gemm_operands *o, int most, bo
         *milliseconds = 0;
     if (g->empty)
         return 0;
-    cublasStatus_t code = compare(g, o, most, wide, NULL, workspace, stream, &list, &n);
+    cublasStatus_t code = compare(g, o, effort, NULL, workspace, stream, &list, &n);
     if (code == CUBLAS_STATUS_SUCCESS) {
         g->algorithm = list[0].r.algo;
         g->workspace = list[0].r.workspaceSize;
@@ -429,14 +462,15 @@ int vlai_cublaslt_search(vlai_gemm *g, const vlai_gemm_operands *o, int most, bo
     return (int)code;
 }
 
-int vlai_cublaslt_compare(const vlai_gemm *g, const vlai_gemm_operands *o, int most, void *workspace, void *stream, float *taken, float *fastest)
+int vlai_cublaslt_compare(const vlai_gemm *g, const vlai_gemm_operands *o, const vlai_gemm_effort *effort, void *workspace, void *stream, float *taken,
+                          float *fastest)
 {
     candidate *list = NULL;
     int n = 0;
     *taken = *fastest = 0;
     if (g->empty)
         return 0;
-    cublasStatus_t code = compare(g, o, most, true, &g->algorithm, workspace, stream, &list, &n);
+    cublasStatus_t code = compare(g, o, effort, &g->algorithm, workspace, stream, &list, &n);
     const candidate *own = code == CUBLAS_STATUS_SUCCESS ? found(list, n, &g->algorithm) : NULL;
     if (own && own->ms > 0) {
         *taken = own->ms;

@@ -9,7 +9,6 @@
 
 #include "vla/dtype.h"
 
-#include <stdbool.h>
 #include <stddef.h>
 
 VLA_BEGIN_DECLS
@@ -46,13 +45,23 @@ size_t vlai_cublaslt_version(void);
 int vlai_cublaslt_prepare(void *handle, const vlai_gemm_shape *shape, size_t workspace, vlai_gemm **out);
 void vlai_cublaslt_release(vlai_gemm *gemm);
 int vlai_cublaslt_run(const vlai_gemm *gemm, const vlai_gemm_operands *operands, void *workspace, void *stream);
-/* Times up to `most` of the heuristic's proposals on the operands (contents of c are lost; random data gives honest times) and takes
- * the fastest; with `wide`, of a large product also settings of the kernels that the heuristic does not propose. milliseconds (may be
+/* How a search goes about it. */
+typedef struct vlai_gemm_effort {
+    int proposals; /* at most so many of the heuristic's */
+    int launches;  /* of the product in a step, which say what its time is worth; 0: proposals alone are compared */
+    /* Choices for the same product with another number of rows, which then take the place of other settings (NULL: none). */
+    const struct vlai_gemm_choice *near;
+    int n_near;
+} vlai_gemm_effort;
+
+/* Times algorithms on the operands (contents of c are lost; random data gives honest times) and takes the fastest: the heuristic's
+ * proposals, and of a product that is worth it settings of the same kernels that the heuristic does not propose. milliseconds (may be
  * NULL): its time. Waits for the device. */
-int vlai_cublaslt_search(vlai_gemm *gemm, const vlai_gemm_operands *operands, int most, bool wide, void *workspace, void *stream, float *milliseconds);
-/* Times the algorithm that is taken against those that a wide search compares: milliseconds of it, and of the fastest, which may be
+int vlai_cublaslt_search(vlai_gemm *gemm, const vlai_gemm_operands *operands, const vlai_gemm_effort *effort, void *workspace, void *stream,
+                         float *milliseconds);
+/* Times the algorithm that is taken against those that a search compares: milliseconds of it, and of the fastest, which may be
  * itself. Contents of c are lost. Waits for the device. */
-int vlai_cublaslt_compare(const vlai_gemm *gemm, const vlai_gemm_operands *operands, int most, void *workspace, void *stream,
+int vlai_cublaslt_compare(const vlai_gemm *gemm, const vlai_gemm_operands *operands, const vlai_gemm_effort *effort, void *workspace, void *stream,
                           float *taken, float *fastest);
 void vlai_cublaslt_choice_get(const vlai_gemm *gemm, vlai_gemm_choice *out);
 /* Takes a choice made earlier for this shape; status when this library does not accept it. */

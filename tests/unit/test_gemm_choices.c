@@ -182,9 +182,50 @@ static int clear(void **state)
     return vlai_remove_tree(folder, &err) == VLA_OK ? 0 : -1;
 }
 
+/* Choices of the same product with up to half or twice as many rows: m, or k where a gradient of weights adds over rows. */
+static void test_near(void **state)
+{
+    (void)state;
+    vla_error err;
+    vlai_gemm_choices *c = open_choices(NULL);
+    const struct {
+        vlai_gemm_shape shape;
+        uint64_t word;
+        float milliseconds;
+    } known[] = {
+        {{.m = 100, .n = 7, .k = 5, .operand = VLA_BF16, .result = VLA_BF16}, 1, 1},
+        {{.m = 101, .n = 7, .k = 5, .operand = VLA_BF16, .result = VLA_BF16}, 1, 1},                   /* the algorithm of 100 */
+        {{.m = 50, .n = 7, .k = 5, .operand = VLA_BF16, .result = VLA_BF16}, 2, 1},
+        {{.m = 49, .n = 7, .k = 5, .operand = VLA_BF16, .result = VLA_BF16}, 3, 1},                    /* less than half of 99 */
+        {{.m = 198, .n = 7, .k = 5, .operand = VLA_BF16, .result = VLA_BF16}, 4, 1},
+        {{.m = 199, .n = 7, .k = 5, .operand = VLA_BF16, .result = VLA_BF16}, 5, 1},                   /* more than twice 99 */
+        {{.m = 99, .n = 7, .k = 5, .operand = VLA_BF16, .result = VLA_BF16}, 6, 1},                    /* itself */
+        {{.m = 100, .n = 8, .k = 5, .operand = VLA_BF16, .result = VLA_BF16}, 7, 1},
+        {{.m = 100, .n = 7, .k = 6, .operand = VLA_BF16, .result = VLA_BF16}, 8, 1},
+        {{.m = 100, .n = 7, .k = 5, .residual = 1, .operand = VLA_BF16, .result = VLA_BF16}, 9, 1},
+        {{.m = 98, .n = 7, .k = 5, .operand = VLA_BF16, .result = VLA_BF16}, 10, -1},                  /* no algorithm of its own */
+        {{.m = 4, .n = 3, .k = 60, .transpose_a = 1, .operand = VLA_BF16, .result = VLA_BF16}, 11, 1},
+        {{.m = 5, .n = 3, .k = 61, .transpose_a = 1, .operand = VLA_BF16, .result = VLA_BF16}, 12, 1},
+    };
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        assert_ok(vlai_gemm_choices_put(c, &known[i].shape, &(vlai_gemm_choice){.words = {known[i].word}, .milliseconds = known[i].milliseconds}, &err), err);
+    vlai_gemm_choice near[8];
+    const vlai_gemm_shape rows = {.m = 99, .n = 7, .k = 5, .operand = VLA_BF16, .result = VLA_BF16};
+    const vlai_gemm_shape sums_over_rows = {.m = 4, .n = 3, .k = 61, .transpose_a = 1, .operand = VLA_BF16, .result = VLA_BF16};
+    assert_int_equal(vlai_gemm_choices_near(c, &rows, near, 8), 3);
+    assert_int_equal(near[0].words[0], 2);
+    assert_int_equal(near[1].words[0], 1);
+    assert_int_equal(near[2].words[0], 4);
+    assert_int_equal(vlai_gemm_choices_near(c, &rows, near, 2), 2);
+    assert_int_equal(vlai_gemm_choices_near(c, &sums_over_rows, near, 8), 1);
+    assert_int_equal(near[0].words[0], 11);
+    vlai_gemm_choices_close(c);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_used), cmocka_unit_test(test_resume), cmocka_unit_test(test_order),
-                                       cmocka_unit_test(test_multiprocessors)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_used), cmocka_unit_test(test_resume), cmocka_unit_test(test_order),
+                                       cmocka_unit_test(test_multiprocessors), cmocka_unit_test(test_near)};
     return cmocka_run_group_tests(tests, make, clear);
 }
