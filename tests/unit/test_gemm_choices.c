@@ -226,6 +226,6 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_used), cmocka_unit_test(test_resume), cmocka_unit_test(test_order),
-                                       cmocka_unit_test(test_multiprocessors), cmocka_unit_test(test_near)};
+        cmocka_unit_test(test_multiprocessors), cmocka_unit_test(test_near)};
     return cmocka_run_group_tests(tests, make, clear);
 }
