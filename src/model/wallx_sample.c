@@ -116,12 +116,17 @@ static void fill_step(const vlai_wallx_sampler *s, const vlai_wallx_tokens *toke
     int64_t n0 = shape->tokens0, n1 = shape->tokens1, n = n0 + n1, row[2] = {0, 0};
     int32_t *qpos = vla_run_data(run, "qpos"), *rows = vla_run_data(run, "rows"), *cols = vla_run_data(run, "cols");
     int32_t *pos = vla_run_data(run, "positions"), *sample = vla_run_data(run, "sample_of_row");
+    /* Pads are hidden from the actions, but not from one row alone: attention of a single query drops the mask in the
+     * reference (model/core/attention/joint.py, JointQwen2VLAttention.forward). */
+    bool alone = shape->horizon == 1;
+    for (int64_t o = 0; o < b->samples; o++)
+        alone = alone && b->ids[b->offset[o + 1] - 1] == tokens->action;
     memset(cols, 0, (size_t)n * 4 * sizeof *cols);
     for (int64_t o = 0; o < b->samples; o++) {
         int64_t start = row[0], queries = o * shape->horizon, end = queries + shape->horizon;
         for (int64_t i = b->offset[o]; i < b->offset[o + 1]; i++) {
             if (b->ids[i] != tokens->action) {
-                bool hidden = b->ids[i] == tokens->pad || row[1] == end; /* actions do not look ahead to what follows them */
+                bool hidden = (b->ids[i] == tokens->pad && !alone) || row[1] == end; /* actions do not look ahead to what follows them */
                 int32_t *col = cols + 4 * row[0]++;
                 col[0] = hidden ? 0 : (int32_t)queries;
                 col[1] = hidden ? 0 : (int32_t)(queries + shape->horizon);

@@ -289,9 +289,22 @@ static void without_steps(void **state)
     assert_false(pass);
 }
 
+/* Attention of one query alone drops the mask in the reference: the pads that a longer block of actions does not see. */
+static void one_action_row(void **state)
+{
+    (void)state;
+    bool pass;
+    copy_case("wallx-sample-one-row");
+    assert_string_equal(run_case("fp32", &pass), "");
+    assert_true(pass);
+    damage("inputs.safetensors", "input_ids", FILLED, 5000);
+    assert_true(strlen(run_case("fp32", &pass)) > 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(damaged_tensors), cmocka_unit_test(damaged_files), cmocka_unit_test(damaged_texts),
-                                       cmocka_unit_test(unknown_tensors), cmocka_unit_test(without_bf16), cmocka_unit_test(without_steps)};
+                                       cmocka_unit_test(unknown_tensors), cmocka_unit_test(without_bf16), cmocka_unit_test(without_steps),
+                                       cmocka_unit_test(one_action_row)};
     return cmocka_run_group_tests_name("parity", tests, make_root, drop_root);
 }
