@@ -147,27 +147,31 @@ vla_status vlai_contract_picture(const vlai_contract *c, size_t camera, int64_t 
     return VLA_OK;
 }
 
-static vla_status prepare_pictures(vlai_sampler *s, const vlai_sample_input *in, vlai_sample *out, vla_error *err)
+/* Sizes, grids and places of the pictures: all that the text needs of them. */
+static vla_status place_pictures(const vlai_sampler *s, const vlai_sample_input *in, vlai_image_size *sizes, vlai_sample *out, vla_error *err)
 {
     const vlai_contract *c = s->contract;
-    vlai_image_size sizes[VLAI_MAX_CAMERAS];
-    size_t bytes = 0;
     out->patches = 0;
+    out->pixel_bytes = 0;
+    out->picture_count = c->camera_count;
     for (size_t i = 0; i < c->camera_count; i++) {
         vlai_sample_picture *p = &out->pictures[i];
         const vla_picture *from = &in->pictures[s->order[i]];
         VLA_TRY(vlai_contract_picture(c, s->order[i], from->width, from->height, &sizes[i], p->grid, err));
         p->camera = s->order[i];
-        p->offset = bytes;
+        p->offset = out->pixel_bytes;
         p->width = sizes[i].width;
         p->height = sizes[i].height;
-        bytes += (size_t)(p->width * p->height) * 3;
+        out->pixel_bytes += (size_t)(p->width * p->height) * 3;
         out->patches += p->grid[0] * p->grid[1] * p->grid[2];
     }
-    VLA_TRY(room((void **)&out->pixels, &out->pixel_capacity, bytes, err));
-    out->pixel_bytes = bytes;
-    out->picture_count = c->camera_count;
-    for (size_t i = 0; i < c->camera_count; i++) {
+    return VLA_OK;
+}
+
+static vla_status resize_pictures(vlai_sampler *s, const vlai_sample_input *in, const vlai_image_size *sizes, vlai_sample *out, vla_error *err)
+{
+    VLA_TRY(room((void **)&out->pixels, &out->pixel_capacity, out->pixel_bytes, err));
+    for (size_t i = 0; i < out->picture_count; i++) {
         const vla_picture *from = &in->pictures[s->order[i]];
         const uint8_t *resized = in->resized ? in->resized[s->order[i]] : NULL;
         if (resized) {
@@ -251,11 +255,14 @@ vla_status vlai_sampler_prepare(vlai_sampler *s, const vlai_sample_input *in, vl
     out->row = in->row;
     out->episode = in->episode;
     out->frame = in->frame;
+    vlai_image_size sizes[VLAI_MAX_CAMERAS];
     vla_status status = prepare_numbers(s, in, out, err);
     if (status == VLA_OK)
-        status = prepare_pictures(s, in, out, err);
+        status = place_pictures(s, in, sizes, out, err);
     if (status == VLA_OK)
         status = prepare_text(s, in, out, err);
+    if (status == VLA_OK) /* last: a prompt that is too long for its pictures is refused before they are made */
+        status = resize_pictures(s, in, sizes, out, err);
     if (status != VLA_OK)
         return vlai_prefix(err, status, "episode %" PRId64 ", frame %" PRId64, in->episode, in->frame);
     return VLA_OK;

@@ -162,6 +162,15 @@ static void samples_and_batches(void **state)
     assert_fails(vlai_sampler_prepare(sampler, &in, &b, &err), VLA_E_INVALID, err, needed);
     assert_fails(vlai_sampler_prepare(sampler, &in, &b, &err), VLA_E_INVALID, err, "data.max_length");
     assert_fails(vlai_sampler_prepare(sampler, &in, &b, &err), VLA_E_INVALID, err, "episode 3, frame 9");
+    /* So is one of a picture that is much too large, before any of its pixels: 64x48 at 16384 is at most 12845056 pixels, 147 x 110
+     * blocks of 28, where 56x56 has 4. */
+    vlai_sample large = {0};
+    c.cameras[0].resolution = 16384;
+    snprintf(needed, sizeof needed, "the prompt has %zu tokens", b.ids.count - 4 + 147 * 110);
+    assert_fails(vlai_sampler_prepare(sampler, &in, &large, &err), VLA_E_INVALID, err, needed);
+    assert_null(large.pixels);
+    c.cameras[0].resolution = 56;
+    vlai_sample_fini(&large);
     c.truncate = true;
     assert_ok(vlai_sampler_prepare(sampler, &in, &b, &err), err);
     /* Placeholders in an instruction. */
