@@ -40,6 +40,11 @@ const char *vlai_fault_kind(const char *path, vla_status status)
     return status == VLA_E_FORMAT ? "file-truncated" : status == VLA_E_UNSUPPORTED ? "unsupported" : "file-damaged";
 }
 
+const char *vlai_fault_words(const char *fault)
+{
+    return !strcmp(fault, "file-missing") ? "missing" : !strcmp(fault, "file-empty") ? "empty" : "a Git-LFS pointer";
+}
+
 vla_status vlai_set_create(const char *root, vla_dataset **out, vla_error *err)
 {
     *out = NULL;

@@ -422,7 +422,7 @@ vla_status vlai_load_episodes(vla_dataset *set, vlai_findings *findings, vla_err
         const char *fault = status == VLA_OK ? vlai_file_fault(path) : NULL;
         if (fault) {
             vlai_finding f = vlai_finding_error(fault, t.file);
-            vlai_report(findings, &f, "%s: the episodes cannot be listed", fault);
+            vlai_report(findings, &f, "the file is %s: the episodes cannot be listed", vlai_fault_words(fault));
         } else if (status == VLA_OK) {
             status = vlai_lines_read(path, t.file, add_line, &t, findings, err);
         }

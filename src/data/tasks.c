@@ -152,7 +152,7 @@ vla_status vlai_load_tasks(vla_dataset *set, vlai_findings *findings, vla_error 
     const char *fault = vlai_file_fault(path);
     if (fault) {
         vlai_finding f = vlai_finding_error(fault, list.file);
-        vlai_report(findings, &f, "%s: the instructions cannot be read", fault);
+        vlai_report(findings, &f, "the file is %s: the instructions cannot be read", vlai_fault_words(fault));
         return VLA_OK;
     }
     vla_status status = set->version == 30 ? read_table(&list, path, err)

@@ -5,6 +5,7 @@
 
 #include <jansson.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 /* Runs the validator; its findings as an array, its exit code in *code. */
 static json_t *check(const char *arguments, const char *dir, int *code)
@@ -131,7 +132,46 @@ static void no_set(void **state)
     assert_int_equal(code, 3);
     assert_int_equal(json_array_size(findings), 1);
     assert_string_equal(text(json_array_get(findings, 0), "kind"), "file-missing");
+    assert_string_equal(text(json_array_get(findings, 0), "message"), "the file is missing: the folder cannot be read as a LeRobot dataset");
     json_decref(findings);
+}
+
+/* Whatever is missing, empty or a pointer: its kind has a column, and the sentence says it in words. */
+static void kinds_once(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *file, *content, *kind, *message;
+    } rows[] = {
+        {"meta/info.json", "", "file-empty", "the file is empty: the folder cannot be read as a LeRobot dataset"},
+        {"meta/episodes.jsonl", NULL, "file-missing", "the file is missing: the episodes cannot be listed"},
+        {"meta/tasks.jsonl", "version https://git-lfs.github.com/spec/v1\n", "lfs-pointer", "the file is a Git-LFS pointer: the instructions cannot be read"},
+    };
+    char root[] = "/tmp/vla-check-XXXXXX", command[512], path[128];
+    vla_error err = VLA_ERROR_INIT;
+    assert_non_null(mkdtemp(root));
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        int code, told = 0;
+        size_t k;
+        snprintf(command, sizeof command, "'%s' synth %s/%zu --cameras none --episodes 2 --version v2.1 > /dev/null", VLA_TEST_PROGRAM, root, i);
+        assert_int_equal(system(command), 0);
+        snprintf(path, sizeof path, "%s/%zu/%s", root, i, rows[i].file);
+        if (rows[i].content)
+            assert_ok(vlai_write_file_atomic(path, rows[i].content, strlen(rows[i].content), &err), err);
+        else
+            assert_int_equal(unlink(path), 0);
+        snprintf(path, sizeof path, "%s/%zu", root, i);
+        json_t *findings = check("", path, &code), *finding;
+        assert_int_equal(code, 3);
+        json_array_foreach(findings, k, finding)
+            if (!strcmp(text(finding, "file"), rows[i].file) && !strcmp(text(finding, "kind"), rows[i].kind)) {
+                assert_string_equal(text(finding, "message"), rows[i].message);
+                told++;
+            }
+        assert_int_equal(told, 1);
+        json_decref(findings);
+    }
+    assert_ok(vlai_remove_tree(root, &err), err);
 }
 
 /* A column that the metadata do not declare is named once, and training may go on. */
@@ -171,6 +211,7 @@ int main(void)
         cmocka_unit_test(broken_sets),
         cmocka_unit_test(whole_sets),
         cmocka_unit_test(no_set),
+        cmocka_unit_test(kinds_once),
         cmocka_unit_test(undeclared_column),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
