@@ -52,6 +52,8 @@ int command_report(int argc, char **argv)
         return against(a.positional[0], other, rtol);
     if (vlai_report_write(a.positional[0], out, &s, &err) != VLA_OK)
         return command_fail("report", &err);
+    for (int i = 0; i < s.damaged_count; i++)
+        fprintf(stderr, "vla report: left out: %s\n", s.damaged[i].message);
     if (s.bad_lines)
         fprintf(stderr, "vla report: %" PRId64 " lines of the metrics are no JSON objects and were passed over\n", s.bad_lines);
     printf("%s: %" PRId64 " step%s, %" PRId64 " validation%s, %" PRId64 " checkpoint%s, %" PRId64 " picture%s, %zu bytes\n", s.path, s.steps,

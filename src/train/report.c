@@ -469,6 +469,11 @@ static vla_status put_page(page *p, const char *predict_dir, vla_error *err)
         vlai_html_escape(h, config_text(p, "model", NULL, "config_path"));
     }
     vlai_text_printf(h, " &middot; vla %s</p>\n", VLA_VERSION);
+    for (int i = 0; i < p->summary->damaged_count; i++) {
+        vlai_text_puts(h, "<p class=sub>left out: ");
+        vlai_html_escape(h, p->summary->damaged[i].message);
+        vlai_text_puts(h, "</p>\n");
+    }
     if (p->steps.count) {
         VLA_TRY(put_tiles(p, err));
         put_charts(p);
@@ -482,13 +487,26 @@ static vla_status put_page(page *p, const char *predict_dir, vla_error *err)
     return vlai_text_status(h, err);
 }
 
-static vla_status load_optional(const char *dir, const char *name, json_t **out, vla_error *err)
+/* A file that is there and is no JSON object is left out and named. */
+static vla_status load_optional(page *p, const char *dir, const char *name, json_t **out, vla_error *err)
 {
     char path[PATH];
+    vla_error *why = &p->summary->damaged[p->summary->damaged_count];
     *out = NULL;
     if (!vlai_path_join(path, sizeof path, dir, name))
         return vlai_fail(err, VLA_E_INVALID, "%s: path too long", dir);
-    return vlai_is_file(path) ? vlai_json_load(path, out, err) : VLA_OK;
+    if (!vlai_is_file(path))
+        return VLA_OK;
+    vla_status status = vlai_json_load(path, out, why);
+    if (status == VLA_E_NOMEM)
+        return vlai_fail(err, status, "%s", why->message);
+    if (status == VLA_OK && !json_is_object(*out)) {
+        json_decref(*out);
+        *out = NULL;
+        status = vlai_fail(why, VLA_E_FORMAT, "%s: the top level is not an object", path);
+    }
+    p->summary->damaged_count += status != VLA_OK;
+    return VLA_OK;
 }
 
 vla_status vlai_report_write(const char *run, const char *out, vlai_report_summary *summary, vla_error *err)
@@ -505,9 +523,11 @@ vla_status vlai_report_write(const char *run, const char *out, vlai_report_summa
         return vlai_fail(err, VLA_E_INVALID, "%s: path too long", run);
     VLA_TRY_GOTO(read_records(run, VLAI_METRICS_FILE, &p.steps, err), done);
     VLA_TRY_GOTO(read_records(run, VLAI_VALIDATION_FILE, &p.validations, err), done);
-    VLA_TRY_GOTO(load_optional(run, "config.resolved.json", &p.config, err), done);
-    VLA_TRY_GOTO(load_optional(predict_dir, "summary.json", &p.predict, err), done);
+    VLA_TRY_GOTO(load_optional(&p, run, "config.resolved.json", &p.config, err), done);
+    VLA_TRY_GOTO(load_optional(&p, predict_dir, "summary.json", &p.predict, err), done);
     if (!p.steps.count && !p.predict && !vlai_report_has_bench(run)) {
+        if (summary->damaged_count)
+            VLA_TRY_GOTO(vlai_fail(err, summary->damaged[0].status, "%s", summary->damaged[0].message), done);
         status = vlai_fail_hint(err, VLA_E_NOT_FOUND, "a run folder is checkpoint.save_path of a training that has made a step",
                                 "%s holds neither %s with a step nor predict/summary.json", run, VLAI_METRICS_FILE);
         goto done;

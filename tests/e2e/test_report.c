@@ -171,6 +171,44 @@ static void a_page_of_little(void **state)
     vlai_free(html);
 }
 
+/* Predictions that cannot be read keep nothing else from the page; both it and the program name the file. */
+static void a_page_without_what_is_damaged(void **state)
+{
+    (void)state;
+    static const char *const contents[] = {"{\"step\": 30000, \"predic", "[1, 2]", ""};
+    assert_ok(vlai_mkdirs(at("damaged/predict"), &err), err);
+    put("damaged/metrics.jsonl", "{\"step\": 7, \"loss\": 0.5, \"lr\": 0.1, \"rss\": 1}\n");
+    put("damaged/config.resolved.json", "{\"logging\": {\"log_name\": \"a name\"}}");
+    for (size_t i = 0; i < sizeof contents / sizeof *contents; i++) {
+        vlai_report_summary s;
+        char *html, command[4096];
+        size_t size;
+        put("damaged/predict/summary.json", contents[i]);
+        assert_ok(vlai_report_write(at("damaged"), NULL, &s, &err), err);
+        assert_int_equal(s.damaged_count, 1);
+        assert_non_null(strstr(s.damaged[0].message, "damaged/predict/summary.json"));
+        assert_ok(vlai_read_file(at("damaged/report.html"), 0, &html, &size, &err), err);
+        assert_well_formed(html);
+        assert_non_null(strstr(html, "<b>7</b><span>steps"));
+        assert_non_null(strstr(html, "Training run a name"));
+        assert_non_null(strstr(html, "left out: "));
+        assert_null(strstr(html, "<h2>Predictions"));
+        vlai_free(html);
+        snprintf(command, sizeof command, "'%s' report '%s' 2>&1 >/dev/null | grep -q '^vla report: left out: .*damaged/predict/summary.json'",
+                 VLA_TEST_PROGRAM, at("damaged"));
+        assert_int_equal(WEXITSTATUS(system(command)), 0);
+        snprintf(command, sizeof command, "'%s' report '%s' >/dev/null 2>&1", VLA_TEST_PROGRAM, at("damaged"));
+        assert_int_equal(WEXITSTATUS(system(command)), 0);
+    }
+    put("damaged/config.resolved.json", "{");
+    vlai_report_summary s;
+    assert_ok(vlai_report_write(at("damaged"), NULL, &s, &err), err);
+    assert_int_equal(s.damaged_count, 2);
+    put("damaged/metrics.jsonl", "");
+    put("damaged/config.resolved.json", "{}");
+    assert_fails(vlai_report_write(at("damaged"), NULL, &s, &err), VLA_E_FORMAT, err, "predict/summary.json");
+}
+
 /* What `vla bench` wrote, and lines that it did not. */
 static void a_page_of_measurements(void **state)
 {
@@ -257,6 +295,7 @@ int main(void)
         cmocka_unit_test(a_page_of_groups),
         cmocka_unit_test(a_page_of_little),
         cmocka_unit_test(a_page_of_measurements),
+        cmocka_unit_test(a_page_without_what_is_damaged),
         cmocka_unit_test(two_runs),
         cmocka_unit_test(says_what_is_wrong),
     };
