@@ -15,9 +15,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
-enum { LINE = 32768, PATH = 4096 };
+enum { LINE = 32768, PATH = 4096, ENDING = 16 };
+
+#define PREDICTIONS "predict" /* the folder of `vla predict` */
 
 struct vlai_metrics {
     vlai_appender steps, validations;
@@ -37,19 +40,43 @@ static bool line_step(const char *line, size_t size, int64_t *step)
     return *end == ',' || *end == '}';
 }
 
-/* Rewrites the file without lines of steps after `step`, and without a last line that a kill cut short. A run that begins
- * at step 0 keeps the file of the run before it under another name. */
-static vla_status keep_until(const char *path, int64_t step, vla_error *err)
+/* The ending of the names that files of a run before this one get: .old, or the first of .old2, .old3, ... that none of them has. */
+static vla_status choose_ending(const char *run, char ending[ENDING], vla_error *err)
 {
-    char *data, old[PATH];
-    size_t size;
-    if (!vlai_is_file(path))
-        return VLA_OK;
-    if (step == 0) {
-        if (snprintf(old, sizeof old, "%s.old", path) >= (int)sizeof old)
-            return vlai_fail(err, VLA_E_INVALID, "%s: path too long", path);
-        return vlai_publish(path, old, err);
+    static const char *const names[] = {VLAI_METRICS_FILE, VLAI_VALIDATION_FILE, PREDICTIONS};
+    bool taken = true;
+    for (int n = 1; taken; n++) {
+        snprintf(ending, ENDING, n == 1 ? ".old" : ".old%d", n);
+        taken = false;
+        for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+            char path[PATH];
+            if (snprintf(path, sizeof path, "%s/%s%s", run, names[i], ending) >= (int)sizeof path)
+                return vlai_fail(err, VLA_E_INVALID, "%s: path too long", run);
+            taken |= access(path, F_OK) == 0;
+        }
     }
+    return VLA_OK;
+}
+
+static vla_status set_aside(const char *path, const char *ending, vla_error *err)
+{
+    char old[PATH];
+    if (snprintf(old, sizeof old, "%s%s", path, ending) >= (int)sizeof old)
+        return vlai_fail(err, VLA_E_INVALID, "%s: path too long", path);
+    return vlai_publish(path, old, err);
+}
+
+/* Rewrites the file without lines of steps after `step`, and without a last line that a kill cut short. A run that begins
+ * at step 0 keeps the file of the run before it under another name, if that run got as far as a line. */
+static vla_status keep_until(const char *path, int64_t step, const char *ending, vla_error *err)
+{
+    char *data;
+    size_t size;
+    struct stat st;
+    if (stat(path, &st) != 0 || !S_ISREG(st.st_mode) || st.st_size == 0)
+        return VLA_OK;
+    if (step == 0)
+        return set_aside(path, ending, err);
     VLA_TRY(vlai_read_file(path, SIZE_MAX / 2, &data, &size, err));
     size_t kept = 0;
     for (char *at = data, *end; (end = memchr(at, '\n', size - (size_t)(at - data))); at = end + 1) {
@@ -66,30 +93,26 @@ static vla_status keep_until(const char *path, int64_t step, vla_error *err)
 }
 
 /* Predictions of a checkpoint later than `step` belong to a run before this one, as that checkpoint does: they become predict.old. */
-static vla_status set_predictions_aside(const char *run, int64_t step, vla_error *err)
+static vla_status set_predictions_aside(const char *run, int64_t step, const char *ending, vla_error *err)
 {
-    char path[PATH], summary[PATH], old[PATH];
+    char path[PATH], summary[PATH];
     json_t *all;
     vla_error unread = VLA_ERROR_INIT;
-    if (!vlai_path_join(path, sizeof path, run, "predict") || !vlai_path_join(summary, sizeof summary, path, "summary.json") ||
-        snprintf(old, sizeof old, "%s.old", path) >= (int)sizeof old)
-        return vlai_fail(err, VLA_E_INVALID, "%s/predict: path too long", run);
+    if (!vlai_path_join(path, sizeof path, run, PREDICTIONS) || !vlai_path_join(summary, sizeof summary, path, "summary.json"))
+        return vlai_fail(err, VLA_E_INVALID, "%s/%s: path too long", run, PREDICTIONS);
     if (!vlai_is_file(summary) || vlai_json_load(summary, &all, &unread) != VLA_OK)
         return VLA_OK;
     int64_t of = json_integer_value(json_object_get(all, "step"));
     json_decref(all);
-    if (of <= step)
-        return VLA_OK;
-    VLA_TRY(vlai_remove_tree(old, err));
-    return vlai_publish(path, old, err);
+    return of <= step ? VLA_OK : set_aside(path, ending, err);
 }
 
-static vla_status open_one(const char *run, const char *name, int64_t step, vlai_appender *file, bool *open, vla_error *err)
+static vla_status open_one(const char *run, const char *name, int64_t step, const char *ending, vlai_appender *file, bool *open, vla_error *err)
 {
     char path[PATH];
     if (!vlai_path_join(path, sizeof path, run, name))
         return vlai_fail(err, VLA_E_INVALID, "%s/%s: path too long", run, name);
-    VLA_TRY(keep_until(path, step, err));
+    VLA_TRY(keep_until(path, step, ending, err));
     VLA_TRY(vlai_append_open(file, path, err));
     *open = true;
     return VLA_OK;
@@ -101,13 +124,16 @@ vla_status vlai_metrics_open(const char *run, int64_t step, vlai_metrics **out, 
     vlai_metrics *m = vlai_calloc(1, sizeof *m);
     if (!m)
         return vlai_nomem(err, sizeof *m);
+    char ending[ENDING];
     vla_status status = vlai_mkdirs(run, err);
     if (status == VLA_OK)
-        status = set_predictions_aside(run, step, err);
+        status = choose_ending(run, ending, err);
     if (status == VLA_OK)
-        status = open_one(run, VLAI_METRICS_FILE, step, &m->steps, &m->steps_open, err);
+        status = set_predictions_aside(run, step, ending, err);
     if (status == VLA_OK)
-        status = open_one(run, VLAI_VALIDATION_FILE, step, &m->validations, &m->validations_open, err);
+        status = open_one(run, VLAI_METRICS_FILE, step, ending, &m->steps, &m->steps_open, err);
+    if (status == VLA_OK)
+        status = open_one(run, VLAI_VALIDATION_FILE, step, ending, &m->validations, &m->validations_open, err);
     if (status != VLA_OK) {
         vlai_metrics_close(m);
         return status;

@@ -6,7 +6,7 @@
  *     vlai_metrics_close(m);
  *
  * A run that begins at step 0 where files of these names lie renames them to NAME.old; so does every run with `predict`, when that is of
- * a later step than the one it begins at.
+ * a later step than the one it begins at. Where one of these has that name already, all get NAME.old2, and so on: none is replaced.
  *
  * Numbers are written so that they read back as the same double; what is not finite is null. */
 #ifndef VLAI_METRICS_H

@@ -582,7 +582,9 @@ static void old_checkpoints_step_aside(void **state)
 {
     (void)state;
     vla_error err = VLA_ERROR_INIT;
-    vla_trainer_options o = toy_options(at("used"));
+    char folder[512];
+    snprintf(folder, sizeof folder, "%s", at("used"));
+    vla_trainer_options o = toy_options(folder);
     assert_ok(train(&plain, &o, &err), err);
     assert_ok(vlai_mkdirs(at("used/predict"), &err), err);
     assert_ok(vlai_write_file_atomic(at("used/predict/summary.json"), "{\"step\": 20}", 12, &err), err);
@@ -601,9 +603,35 @@ static void old_checkpoints_step_aside(void **state)
     assert_ok(vlai_mkdirs(at("used/predict"), &err), err);
     assert_ok(vlai_write_file_atomic(at("used/predict/summary.json"), "{\"step\": 6}", 11, &err), err);
     o.stop_at = 8;
-    o.resume = at("used");
+    o.resume = folder;
     assert_ok(train(&plain, &o, &err), err);
     assert_true(vlai_is_file(at("used/predict/summary.json"))); /* of a checkpoint that this run went on from */
+
+    /* A third run and a fourth keep what the first and second left; a run that made no step has left nothing. */
+    char *first, *now;
+    size_t first_size, now_size;
+    assert_ok(vlai_read_file(at("used/metrics.jsonl.old"), 0, &first, &first_size, &err), err);
+    o.resume = NULL;
+    o.stop_at = 1;
+    assert_ok(train(&plain, &o, &err), err);
+    assert_true(vlai_is_file(at("used/metrics.jsonl.old2")));
+    assert_true(vlai_is_file(at("used/predict.old2/summary.json")));
+    assert_ok(vlai_write_file_atomic(at("used/metrics.jsonl"), "", 0, &err), err);
+    assert_ok(train(&plain, &o, &err), err);
+    assert_false(vlai_is_file(at("used/metrics.jsonl.old3")));
+    assert_ok(train(&plain, &o, &err), err);
+    assert_true(vlai_is_file(at("used/metrics.jsonl.old3")));
+    assert_ok(vlai_read_file(at("used/metrics.jsonl.old"), 0, &now, &now_size, &err), err);
+    assert_int_equal(now_size, first_size);
+    assert_memory_equal(now, first, first_size);
+    vlai_free(first);
+    vlai_free(now);
+    assert_ok(vlai_read_file(at("used/metrics.jsonl.old2"), 0, &now, &now_size, &err), err);
+    int steps = 0;
+    for (const char *c = now; (c = strchr(c, '\n')); c++)
+        steps++;
+    assert_int_equal(steps, 8);
+    vlai_free(now);
 }
 
 static void small_splits_are_refused(void **state)
