@@ -1,6 +1,7 @@
 #include "dist/group.h"
 
 #include "base/fail.h"
+#include "base/log.h"
 #include "base/memory.h"
 #include "base/time.h"
 #include "base/work.h"
@@ -616,7 +617,7 @@ void vlai_group_report(const vlai_ranks *who, const char *how, double limit_s)
 {
     double end = vlai_now() + limit_s;
     char why[VLAI_WIRE_WHY], host[VLAI_RANKS_TEXT] = "?";
-    if (who->world == 1 || who->port < 1 || who->port > 65535)
+    if (who->world == 1 || who->port < 1 || who->port > 65535 || vlai_wire_is_nowhere(who->address))
         return;
     gethostname(host, sizeof host - 1);
     vlai_head head = {.size = 0};
@@ -786,6 +787,12 @@ vla_status vlai_group_join(const vlai_ranks *ranks, const vlai_group_options *op
         !*ranks->address)
         return vlai_fail(err, VLA_E_INVALID, "rank %d of %d at '%s' port %d, wanted a rank of at most %d and a place to meet", ranks->rank, ranks->world,
                          ranks->address, ranks->port, (int)VLAI_RANKS_MOST);
+    if (vlai_wire_is_nowhere(ranks->address)) {
+        if (ranks->rank > 0)
+            return vlai_fail_hint(err, VLA_E_INVALID, "set MASTER_ADDR (--master-addr) to the name or number of rank 0's host, the same on every rank",
+                                  "rank %d: no host has the name '%s', at which rank 0 is to be met", ranks->rank, ranks->address);
+        vlai_warn("no host has the name '%s', which MASTER_ADDR gives this one: rank 0 waits for ranks that know it", ranks->address);
+    }
     /* NCCL may register buffers that it meets in a capture, and then wants every rank to have captured the same call; here one rank
      * may replay while another meets a shape for the first time. Whoever has set it keeps it. Here, as no other place is before all
      * threads of the group and of NCCL. */

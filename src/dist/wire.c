@@ -321,6 +321,15 @@ static int resolve(const char *address, int port, struct addrinfo **list)
     return getaddrinfo(address, service, &wanted, list);
 }
 
+bool vlai_wire_is_nowhere(const char *address)
+{
+    struct addrinfo *list = NULL;
+    int failed = resolve(address, 0, &list);
+    if (!failed)
+        freeaddrinfo(list);
+    return failed == EAI_NONAME;
+}
+
 static int listen_once(const char *address, int port, bool local)
 {
     struct addrinfo *list = NULL;

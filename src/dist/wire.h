@@ -80,6 +80,9 @@ bool vlai_wire_append(vlai_wire *wire, const void *data, size_t size);
 /* Sends what the socket takes; true when nothing is left. An error of the connection drops the rest: the receiving half reports it. */
 bool vlai_wire_flush(vlai_wire *wire);
 
+/* Whether the resolver says that no host has this name or number; false when it has no answer now. */
+bool vlai_wire_is_nowhere(const char *address);
+
 /* Listens at `port`. `local`: at the loopback address that `address` stands for, if it does, so that a run on one host is not
  * reachable from others; otherwise at every address, IPv6 and IPv4. VLA_E_IO names the port. */
 vla_status vlai_wire_listen(const char *address, int port, bool local, int *fd, vla_error *err);

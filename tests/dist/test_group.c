@@ -233,6 +233,29 @@ static void test_missing(void **state)
     assert_says(seen[1].message, "within 3 s");
 }
 
+/* An address that no host has is refused by name at once; rank 0, whom others may know by it, waits. */
+static void test_nowhere(void **state)
+{
+    (void)state;
+    port = free_port();
+    meeting = "256.256.256.256"; /* no resolver is asked for it */
+    several_hosts = 1;
+    world_size = 2;
+    double from = vlai_now();
+    memset(seen, 0, RANKS * sizeof *seen);
+    start_one(1, talk);
+    finish(END_S);
+    assert_int_equal(seen[1].status, VLA_E_INVALID);
+    assert_says(seen[1].message, "rank 1: no host has the name '256.256.256.256'");
+    assert_true(seen[1].at - from < 3);
+    start_one(0, meet_short);
+    finish(END_S);
+    assert_int_equal(seen[0].status, VLA_E_LOST);
+    assert_says(seen[0].message, "rank 1 of 2 did not come");
+    meeting = "127.0.0.1";
+    several_hosts = 0;
+}
+
 static const char *twin_version;
 static int twin_world;
 static char twin_job[32];
@@ -519,7 +542,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_messages),  cmocka_unit_test(test_addresses), cmocka_unit_test(test_steady),    cmocka_unit_test(test_disagree),
-        cmocka_unit_test(test_diverge),   cmocka_unit_test(test_missing),   cmocka_unit_test(test_duplicate), cmocka_unit_test(test_version),
+        cmocka_unit_test(test_diverge),   cmocka_unit_test(test_missing),   cmocka_unit_test(test_nowhere),   cmocka_unit_test(test_duplicate), cmocka_unit_test(test_version),
         cmocka_unit_test(test_world_differs), cmocka_unit_test(test_other_job), cmocka_unit_test(test_port_in_use),
         cmocka_unit_test(test_strangers), cmocka_unit_test(test_many),      cmocka_unit_test(test_reported),
     };

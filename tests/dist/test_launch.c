@@ -409,6 +409,17 @@ static void a_stopped_rank(void **state)
     must_hold("log", "did not end within 8 s and is killed");
 }
 
+/* An address that no host has: the launcher ends with the name in it, and does not wait to tell a rank 0 that is nowhere. */
+static void no_such_host(void **state)
+{
+    (void)state;
+    double began = vlai_now();
+    must_end(tiny_start(NULL, "launch --nnodes 2 --node-rank 1 --master-addr 256.256.256.256 " TRAIN "--checkpoint.save_path=nowhere --stop-at 1", "log"),
+             2, "log");
+    assert_true(vlai_now() - began < 10);
+    must_hold("log", "no host has the name '256.256.256.256'");
+}
+
 /* Under another launcher: its variables are read by vla train itself. */
 static void without_our_launcher(void **state)
 {
@@ -434,7 +445,7 @@ int main(void)
     setenv("TSAN_OPTIONS", options, 1);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(another_configuration), cmocka_unit_test(another_data_set),   cmocka_unit_test(other_files),
-        cmocka_unit_test(wrong_machines),        cmocka_unit_test(an_error_of_one_rank),
+        cmocka_unit_test(wrong_machines),        cmocka_unit_test(no_such_host),  cmocka_unit_test(an_error_of_one_rank),
         cmocka_unit_test(a_collective_fails),
         cmocka_unit_test(a_missing_machine),     cmocka_unit_test(two_machines_train), cmocka_unit_test(without_our_launcher),
         cmocka_unit_test(signals_save),          cmocka_unit_test(a_killed_rank),      cmocka_unit_test(a_killed_launcher),
