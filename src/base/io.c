@@ -1,12 +1,15 @@
 #include "base/io.h"
 
 #include "base/fail.h"
+#include "base/log.h"
 #include "base/memory.h"
 #include "base/work.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -310,19 +313,22 @@ void vlai_unlock_dir(int fd)
         close(fd);
 }
 
+static void parent_of(const char *path, char parent[4096])
+{
+    snprintf(parent, 4096, "%s", path);
+    char *slash = strrchr(parent, '/');
+    if (!slash)
+        snprintf(parent, 4096, ".");
+    else
+        slash[slash == parent] = 0;
+}
+
 vla_status vlai_publish(const char *temporary, const char *path, vla_error *err)
 {
     if (injected() || rename(temporary, path) != 0)
         return fail_errno(err, "rename into place", path);
     char parent[4096];
-    snprintf(parent, sizeof parent, "%s", path);
-    char *slash = strrchr(parent, '/');
-    if (!slash)
-        snprintf(parent, sizeof parent, ".");
-    else if (slash == parent)
-        slash[1] = 0;
-    else
-        *slash = 0;
+    parent_of(path, parent);
     return vlai_sync_dir(parent, err);
 }
 
@@ -376,6 +382,54 @@ bool vlai_temporary_dir(const char *path, char *target, char *temporary, size_t 
         return false;
     used = snprintf(temporary, size, "%s.tmp-%ld", target, (long)getpid());
     return used >= 0 && (size_t)used < size;
+}
+
+/* Whether the process that was making this folder is gone: no process here has its number, and none elsewhere holds the lock. */
+static bool is_left_over(const char *dir, const char *number)
+{
+    char *end;
+    int lock;
+    errno = 0;
+    long pid = strtol(number, &end, 10);
+    if (number[0] < '1' || number[0] > '9' || *end || errno || pid > INT_MAX || kill((pid_t)pid, 0) == 0 || errno != ESRCH || !vlai_is_dir(dir) ||
+        vlai_lock_dir(dir, &lock, NULL) != VLA_OK)
+        return false;
+    vlai_unlock_dir(lock);
+    return true;
+}
+
+static vla_status remove_leftovers(const char *target, vla_error *err)
+{
+    char parent[4096], dir[4096], **names;
+    size_t count;
+    const char *slash = strrchr(target, '/'), *base = slash ? slash + 1 : target;
+    size_t n = strlen(base);
+    vla_error inner = VLA_ERROR_INIT;
+    parent_of(target, parent);
+    vla_status status = vlai_list_dir(parent, &names, &count, &inner);
+    if (status != VLA_OK) /* there is none yet, or it may not be read */
+        return status == VLA_E_NOMEM ? vlai_fail(err, status, "%s", inner.message) : VLA_OK;
+    for (size_t i = 0; i < count; i++) {
+        static const char middle[] = ".tmp-";
+        if (strncmp(names[i], base, n) != 0 || strncmp(names[i] + n, middle, sizeof middle - 1) != 0 ||
+            !vlai_path_join(dir, sizeof dir, parent, names[i]) || !is_left_over(dir, names[i] + n + sizeof middle - 1))
+            continue;
+        if (vlai_remove_tree(dir, &inner) == VLA_OK)
+            vlai_info("%s, which a process that is gone had left, was removed", dir);
+        else
+            vlai_warn("%s was left by a process that is gone: %s", dir, inner.message);
+    }
+    vlai_names_free(names, count);
+    return VLA_OK;
+}
+
+vla_status vlai_temporary_begin(const char *target, const char *temporary, int *lock, vla_error *err)
+{
+    *lock = -1;
+    VLA_TRY(remove_leftovers(target, err));
+    VLA_TRY(vlai_remove_tree(temporary, err));
+    VLA_TRY(vlai_mkdirs(temporary, err));
+    return vlai_lock_dir(temporary, lock, err);
 }
 
 vla_status vlai_remove_tree(const char *path, vla_error *err)

@@ -320,9 +320,8 @@ vla_status vlai_synth_write(const char *path, const vlai_synth_options *o, vlai_
     if (lstat(target, &st) == 0)
         return vlai_fail_hint(err, VLA_E_INVALID, "name a folder that does not exist, or remove this one yourself",
                               "%s: exists already; nothing was written", target);
-    vla_status status = vlai_remove_tree(temporary, err);
-    if (status == VLA_OK)
-        status = vlai_mkdirs(temporary, err);
+    int lock;
+    vla_status status = vlai_temporary_begin(target, temporary, &lock, err);
     if (status == VLA_OK)
         status = write_set(temporary, o, summary, err);
     if (status == VLA_OK) {
@@ -333,5 +332,6 @@ vla_status vlai_synth_write(const char *path, const vlai_synth_options *o, vlai_
     }
     if (status != VLA_OK)
         vlai_remove_tree(temporary, NULL);
+    vlai_unlock_dir(lock);
     return status;
 }

@@ -366,7 +366,6 @@ static vla_status make_all(const vlai_wallx_init_options *o, const char *dir, js
 {
     vlai_wallx_config config;
     double range;
-    VLA_TRY(vlai_mkdirs(dir, err));
     VLA_TRY(make_processor(o, dir, architecture, err));
     VLA_TRY(finish_architecture(o, architecture, dir, &config, &range, err));
     VLA_TRY(make_weights(o, &config, range, dir, made, err));
@@ -416,11 +415,15 @@ vla_status vlai_wallx_init(const vlai_wallx_init_options *given, vlai_wallx_init
         return vlai_fail(err, VLA_E_INVALID, "weights files of %g GB, wanted 0 or more", o->shard_gb);
     json_t *architecture;
     VLA_TRY(load_architecture(o, &architecture, err));
-    vla_status status = make_all(o, dir, architecture, made, err);
+    int lock;
+    vla_status status = vlai_temporary_begin(o->out, dir, &lock, err);
+    if (status == VLA_OK)
+        status = make_all(o, dir, architecture, made, err);
     json_decref(architecture);
     if (status != VLA_OK || o->dry) {
         vla_error ignored = VLA_ERROR_INIT; /* the first error is the one to report */
         vlai_remove_tree(dir, &ignored);
     }
+    vlai_unlock_dir(lock);
     return status;
 }

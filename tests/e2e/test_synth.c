@@ -10,8 +10,10 @@
 #include "vla/memory.h"
 
 #include <math.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 static char folder[] = "/tmp/vla_synth_XXXXXX";
@@ -724,6 +726,63 @@ static void test_program(void **state)
     assert_non_null(strstr(text, "Examples:"));
 }
 
+static bool exists(const char *name)
+{
+    char path[PATH];
+    return vlai_is_dir(in_folder(path, "%s", name));
+}
+
+/* What a killed process leaves goes with the next one to the same folder; what belongs to a living one, here or on another machine,
+ * stays, and so does what only looks alike. */
+static void test_leftovers(void **state)
+{
+    (void)state;
+    char text[4096], path[PATH], killed[64], of_living[64], of_elsewhere[64];
+    pid_t writer = fork();
+    if (writer == 0) {
+        if (chdir(folder) == 0)
+            execl(VLA_TEST_PROGRAM, "vla", "synth", "cut", "--episodes", "100000", "--cameras", "none", (char *)NULL);
+        _exit(127);
+    }
+    snprintf(killed, sizeof killed, "cut.tmp-%ld", (long)writer);
+    for (int i = 0; i < 30000 && !exists(killed); i++)
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    snprintf(of_living, sizeof of_living, "cut.tmp-%ld", (long)getpid());
+    assert_true(exists(killed));
+    /* The living one's is spared by any other that begins. */
+    assert_int_equal(run(text, "synth cut --episodes 1 --cameras none"), 0);
+    assert_true(exists(killed));
+    assert_ok(vlai_remove_tree(in_folder(path, "cut"), &err), err);
+    kill(writer, SIGKILL);
+    assert_int_equal(waitpid(writer, NULL, 0), writer);
+    assert_true(exists(killed));
+
+    pid_t gone = fork();
+    if (gone == 0)
+        _exit(0);
+    assert_int_equal(waitpid(gone, NULL, 0), gone);
+    snprintf(of_elsewhere, sizeof of_elsewhere, "cut.tmp-%ld", (long)gone);
+    const char *const kept[] = {of_living, of_elsewhere, "cut.tmp-", "cut.tmp-1x", "cut.tmp--1", "cut.tmp-99999999999999999999", "acut.tmp-999999999"};
+    for (size_t i = 0; i < sizeof kept / sizeof *kept; i++)
+        assert_ok(vlai_mkdirs(in_folder(path, "%s", kept[i]), &err), err);
+    int lock;
+    assert_ok(vlai_lock_dir(in_folder(path, "%s", of_elsewhere), &lock, &err), err);
+    assert_int_equal(run(text, "synth cut --episodes 1 --cameras none"), 0);
+    assert_false(exists(killed));
+    char line[256];
+    snprintf(line, sizeof line, "vla: ./%s, which a process that is gone had left, was removed\n", killed);
+    assert_non_null(strstr(text, line));
+    for (size_t i = 0; i < sizeof kept / sizeof *kept; i++)
+        if (!exists(kept[i]))
+            fail_msg("%s was removed", kept[i]);
+    vlai_unlock_dir(lock);
+    assert_ok(vlai_remove_tree(in_folder(path, "cut"), &err), err);
+    assert_int_equal(run(text, "init cut --preset demo --hidden 32 --layers 2 --intermediate 48 --action-hidden 16 --action-intermediate 24 "
+                               "--vision-hidden 32 --vision-intermediate 48"), 0);
+    assert_false(exists(of_elsewhere)); /* now nobody holds it */
+    assert_true(exists(of_living));
+}
+
 static int set_up(void **state)
 {
     (void)state;
@@ -743,6 +802,7 @@ int main(void)
         cmocka_unit_test(test_narrow_state),          cmocka_unit_test(test_equal_bytes),
         cmocka_unit_test(test_existing_target),       cmocka_unit_test(test_failed_writes),
         cmocka_unit_test(test_failed_allocations),    cmocka_unit_test(test_program),
+        cmocka_unit_test(test_leftovers),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }
