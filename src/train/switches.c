@@ -20,7 +20,7 @@ static const struct {
     field_kind kind;
     size_t key;       /* offset in the section; NONE: the environment alone */
     const char *spelled; /* of the key */
-    const char *cpu, *gpu;
+    const char *cpu, *gpu; /* NULL: no line of its own */
 } switches[] = {
     {"WALLX_PERF_ATTN", FLAG, KEY(attn), "perf.attn", "no effect on a CPU rank: its attention is deterministic and has one form",
      "cuDNN's attention, whose backward adds in any order, where none of the faster own kernels fits; on Hopper they fit all of Wall-X's, and nothing changes"},
@@ -44,6 +44,7 @@ static const struct {
     {"WALLX_PERF_NO_TIMER_BARRIER", FLAG, KEY(no_timer_barrier), "perf.no_timer_barrier",
      "the next batch is taken before the times of this step are read",
      "the next step is handed to the GPU before the times of this one are read"},
+    {"WALLX_PERF_LOG", FLAG, KEY(log), "perf.log", NULL, NULL},
 };
 enum { SWITCHES = sizeof switches / sizeof *switches, NUMBER_MOST = 1000000 };
 
@@ -93,7 +94,7 @@ void vlai_switches_read(const vlai_config *config, vlai_switches *out)
         .compile = is_on(config, "WALLX_PERF_COMPILE"),
         .compile_visual = is_on(config, "WALLX_PERF_COMPILE_VISUAL"),
         .no_barrier = is_on(config, "WALLX_PERF_NO_TIMER_BARRIER"),
-        .log = vlai_switch_is_on("WALLX_PERF_LOG") || (config && config->perf.log && !getenv("WALLX_PERF_LOG")),
+        .log = is_on(config, "WALLX_PERF_LOG"),
         .most_plans = vlai_switch_number("WALLX_PERF_COMPILE_RECOMP_LIMIT", config ? config->perf.compile_recomp_limit : 64),
     };
     out->bucket_mb = out->ddp ? vlai_switch_number("WALLX_PERF_BUCKET", config ? config->perf.bucket : 100)
@@ -103,20 +104,16 @@ void vlai_switches_read(const vlai_config *config, vlai_switches *out)
 
 vla_status vlai_switches_check(vla_error *err)
 {
-    const struct {
-        const char *name;
-        field_kind kind;
-    } log = {"WALLX_PERF_LOG", FLAG};
-    for (int i = 0; i <= SWITCHES; i++) {
-        const char *name = i < SWITCHES ? switches[i].name : log.name, *value = getenv(name);
-        field_kind kind = i < SWITCHES ? switches[i].kind : log.kind;
+    for (int i = 0; i < SWITCHES; i++) {
+        const char *name = switches[i].name, *value = getenv(name);
+        field_kind kind = switches[i].kind;
         char *end;
         if (!value || !*value || kind == WORD)
             continue;
         if (kind == FLAG && strcmp(value, "0") != 0 && strcmp(value, "1") != 0)
             return vlai_fail(err, VLA_E_INVALID, "environment: %s is '%.64s', wanted 1 (on) or 0 (off)", name, value);
         long long n = kind == NUMBER ? strtoll(value, &end, 10) : 0;
-        bool plans = i < SWITCHES && switches[i].key == KEY(compile_recomp_limit);
+        bool plans = switches[i].key == KEY(compile_recomp_limit);
         if (kind == NUMBER && (*end || n < 0 || n > NUMBER_MOST || (plans && n == 1)))
             return vlai_fail(err, VLA_E_INVALID, "environment: %s is '%.64s', wanted a whole number from %d to %d, or 0 for the usual one", name, value,
                              plans ? 2 : 1, NUMBER_MOST);
@@ -140,6 +137,8 @@ void vlai_switches_describe(const vlai_config *config, const char *device, int w
     vlai_switches_read(config, &now);
     for (int i = 0; i < SWITCHES && now.log; i++) {
         const char *effect = strcmp(device, "cpu") ? switches[i].gpu : switches[i].cpu, *value = getenv(switches[i].name);
+        if (!effect)
+            continue;
         if (world < 2 && (switches[i].key == KEY(ddp) || switches[i].key == KEY(bucket)))
             effect = "no effect on one rank: there is nothing to reduce";
         else if (!now.ddp && switches[i].key == KEY(bucket))

@@ -136,6 +136,34 @@ static void keys_of_the_reference_act(void **state)
     }
     for (int i = 0; i < 4; i++)
         unsetenv(variables[i]);
+    /* the log's own switch is one like the others: its variable wins where it is set, and it has no line */
+    static const struct {
+        const char *variable, *key;
+        bool log;
+    } logs[] = {{NULL, "false", false}, {NULL, "true", true}, {"", "true", true}, {"0", "true", false}, {"1", "false", true}};
+    for (size_t i = 0; i < sizeof logs / sizeof *logs; i++) {
+        char override[64];
+        const char *overrides[] = {override};
+        vlai_switches s;
+        vlai_text text = {0};
+        vla_error err = VLA_ERROR_INIT;
+        snprintf(override, sizeof override, "perf.log=%s", logs[i].key);
+        if (logs[i].variable)
+            setenv("WALLX_PERF_LOG", logs[i].variable, 1);
+        else
+            unsetenv("WALLX_PERF_LOG");
+        vlai_config *c = parse("model_type: qwen2_5\n", overrides, 1);
+        vlai_switches_read(c, &s);
+        assert_int_equal(s.log, logs[i].log);
+        vlai_switches_describe(c, "cpu", 1, &text);
+        assert_int_equal(text.size, 0);
+        vlai_text_fini(&text);
+        assert_ok(vlai_switches_check(&err), err);
+        vlai_config_destroy(c);
+    }
+    vla_error err = VLA_ERROR_INIT;
+    setenv("WALLX_PERF_LOG", "2", 1);
+    assert_fails(vlai_switches_check(&err), VLA_E_INVALID, err, "WALLX_PERF_LOG is '2', wanted 1 (on) or 0 (off)");
     unsetenv("WALLX_PERF_LOG");
 }
 
