@@ -37,6 +37,29 @@ static const char *run_case(const char *numerics, bool *pass)
     return status == VLA_OK ? "" : err.message;
 }
 
+static void must_pass(const char *numerics)
+{
+    bool pass;
+    assert_string_equal(run_case(numerics, &pass), "");
+    assert_true(pass);
+}
+
+/* `part` is of the error's text; NULL: the copy runs, and a quantity is out of its bound. The rest says what was done to the copy. */
+static void must_fail(const char *numerics, const char *part, const char *format, ...) __attribute__((format(printf, 3, 4)));
+static void must_fail(const char *numerics, const char *part, const char *format, ...)
+{
+    bool pass;
+    const char *message = run_case(numerics, &pass);
+    if (!pass && (part ? strstr(message, part) != NULL : !*message))
+        return;
+    char what[512];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(what, sizeof what, format, args);
+    va_end(args);
+    fail_msg("%s: %s '%s', wanted '%s'", what, pass ? "passes" : "fails with", message, part ? part : "a quantity out of its bound");
+}
+
 /* Rewrites one tensor of a file of the copy. */
 static void damage(const char *file, const char *tensor, int how, double value)
 {
@@ -132,13 +155,9 @@ static void damaged_tensors(void **state)
 {
     (void)state;
     for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) {
-        bool pass;
         copy_case(tensors[i].name);
         damage(tensors[i].file, tensors[i].tensor, tensors[i].how, tensors[i].value);
-        const char *message = run_case("fp32", &pass);
-        if (pass || (tensors[i].message ? !strstr(message, tensors[i].message) : *message))
-            fail_msg("%s %s, damage %d: %s '%s', wanted '%s'", tensors[i].file, tensors[i].tensor, tensors[i].how, pass ? "passes" : "fails with", message,
-                     tensors[i].message ? tensors[i].message : "a quantity out of its bound");
+        must_fail("fp32", tensors[i].message, "%s %s, damage %d", tensors[i].file, tensors[i].tensor, tensors[i].how);
     }
 }
 
@@ -149,7 +168,6 @@ static void damaged_files(void **state)
                                         "outputs.safetensors", "grads.safetensors", "after.safetensors"};
     for (int i = 0; i < 8; i++)
         for (int kind = 0; kind < 3; kind++) {
-            bool pass;
             char path[4096], data[1 << 16];
             copy_case("wallx-corners");
             snprintf(path, sizeof path, "%s/%s", at("case"), files[i]);
@@ -163,9 +181,7 @@ static void damaged_files(void **state)
                 assert_int_equal(fwrite(data, 1, kind == 1 ? n / 2 : n - 1, f), kind == 1 ? n / 2 : n - 1);
                 fclose(f);
             }
-            const char *message = run_case("fp32", &pass);
-            if (pass || !strstr(message, i == 3 && kind == 0 ? "model.safetensors.index.json" : files[i]))
-                fail_msg("%s, damage %d: %s '%s'", files[i], kind, pass ? "passes" : "fails with", message);
+            must_fail("fp32", i == 3 && kind == 0 ? "model.safetensors.index.json" : files[i], "%s, damage %d", files[i], kind);
         }
 }
 
@@ -209,12 +225,9 @@ static void damaged_texts(void **state)
         {"config.json", "\"num_hidden_layers\": 1", "\"num_hidden_layers\": 2", "missing (model.layers.1."},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        bool pass;
         copy_case("wallx-corners");
         edit(rows[i].file, rows[i].from, rows[i].to);
-        const char *message = run_case("fp32", &pass);
-        if (pass || !strstr(message, rows[i].message))
-            fail_msg("%s with %s: %s '%s', wanted '%s'", rows[i].file, rows[i].to, pass ? "passes" : "fails with", message, rows[i].message);
+        must_fail("fp32", rows[i].message, "%s with %s", rows[i].file, rows[i].to);
     }
 }
 
@@ -257,18 +270,13 @@ static void unknown_tensors(void **state)
 static void without_bf16(void **state)
 {
     (void)state;
-    bool pass;
     copy_case("wallx-corners");
-    assert_string_equal(run_case("bf16", &pass), "");
-    assert_true(pass);
+    must_pass("bf16");
     edit("case.json", "\"after_fsdp\"", "\"after_fsdb\"");
-    assert_string_equal(run_case("bf16", &pass), "");
-    assert_true(pass);
+    must_pass("bf16");
     edit("case.json", "\"bf16\"", "\"bf61\"");
-    assert_string_equal(run_case("bf16", &pass), "");
-    assert_true(pass);
-    assert_string_equal(run_case("fp32", &pass), "");
-    assert_true(pass);
+    must_pass("bf16");
+    must_pass("fp32");
 }
 
 /* A case may stop at the gradients. Its loss is then held as that of a first step: a reference whose one bf16 run happened to
@@ -276,29 +284,23 @@ static void without_bf16(void **state)
 static void without_steps(void **state)
 {
     (void)state;
-    bool pass;
     copy_case("wallx-ce");
     edit("case.json", "\"steps\"", "\"stops\"");
-    assert_string_equal(run_case("fp32", &pass), "");
-    assert_true(pass);
+    must_pass("fp32");
     edit("case.json", "\"loss\": 9.500508687652037e-05", "\"loss\": 1e-12");
-    assert_string_equal(run_case("bf16", &pass), "");
-    assert_true(pass);
+    must_pass("bf16");
     damage("inputs.safetensors", "noise", FILLED, 0.5);
-    assert_string_equal(run_case("bf16", &pass), "");
-    assert_false(pass);
+    must_fail("bf16", NULL, "other noise");
 }
 
 /* Attention of one query alone drops the mask in the reference: the pads that a longer block of actions does not see. */
 static void one_action_row(void **state)
 {
     (void)state;
-    bool pass;
     copy_case("wallx-sample-one-row");
-    assert_string_equal(run_case("fp32", &pass), "");
-    assert_true(pass);
+    must_pass("fp32");
     damage("inputs.safetensors", "input_ids", FILLED, 5000);
-    assert_true(strlen(run_case("fp32", &pass)) > 0);
+    must_fail("fp32", "whose id 5000 is not tokens.action 23", "a token that is none");
 }
 
 int main(void)
