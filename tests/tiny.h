@@ -3,9 +3,8 @@
 #ifndef TINY_H
 #define TINY_H
 
-#include "test.h"
+#include "folder.h"
 
-#include "base/io.h"
 #include "base/memory.h"
 
 #include <errno.h>
@@ -14,17 +13,6 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
-
-static char tiny_root[] = "/tmp/vla-tiny-XXXXXX";
-
-static inline const char *tiny_at(const char *name)
-{
-    static char path[8][512];
-    static int turn;
-    turn = (turn + 1) % 8;
-    snprintf(path[turn], sizeof path[turn], "%s/%s", tiny_root, name);
-    return path[turn];
-}
 
 /* Starts the program in the temporary folder with its output in `log`. Arguments are split at spaces. `environment`:
  * "A=1 B=2" or NULL. */
@@ -49,8 +37,8 @@ static inline pid_t tiny_start(const char *environment, const char *arguments, c
         *equals = 0;
         setenv(w, equals + 1, 1);
     }
-    int fd = open(tiny_at(log), O_WRONLY | O_CREAT | O_TRUNC, 0666);
-    if (fd < 0 || dup2(fd, 1) < 0 || dup2(fd, 2) < 0 || chdir(tiny_root) != 0)
+    int fd = open(at(log), O_WRONLY | O_CREAT | O_TRUNC, 0666);
+    if (fd < 0 || dup2(fd, 1) < 0 || dup2(fd, 2) < 0 || chdir(root) != 0)
         _exit(126);
     signal(SIGHUP, SIG_DFL); /* whatever the tests were started by */
     execv(words[0], words);
@@ -75,7 +63,7 @@ static inline char *tiny_read(const char *name, size_t *size)
     vla_error err = VLA_ERROR_INIT;
     char *text;
     size_t n;
-    assert_ok(vlai_read_file(tiny_at(name), 0, &text, &n, &err), err);
+    assert_ok(vlai_read_file(at(name), 0, &text, &n, &err), err);
     if (size)
         *size = n;
     return text;
@@ -143,11 +131,10 @@ static const char tiny_yaml[] =
 
 static inline int tiny_make(void **state)
 {
-    (void)state;
     vla_error err = VLA_ERROR_INIT;
-    if (!mkdtemp(tiny_root))
+    if (make_root(state) != 0)
         return -1;
-    if (vlai_write_file_atomic(tiny_at("tiny.yml"), tiny_yaml, sizeof tiny_yaml - 1, &err) != VLA_OK)
+    if (vlai_write_file_atomic(at("tiny.yml"), tiny_yaml, sizeof tiny_yaml - 1, &err) != VLA_OK)
         return -1;
     static const char *const steps[] = {
         "synth set --episodes 10 --length 8:11 --size 64x64 --state-dim 3 --action-dim 3",
@@ -163,13 +150,6 @@ static inline int tiny_make(void **state)
             return -1;
         }
     return 0;
-}
-
-static inline int tiny_drop(void **state)
-{
-    (void)state;
-    vla_error err = VLA_ERROR_INIT;
-    return vlai_remove_tree(tiny_root, &err);
 }
 
 #endif

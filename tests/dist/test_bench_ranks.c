@@ -253,13 +253,13 @@ static void shown(void **state)
     (void)state;
     vla_error err = VLA_ERROR_INIT;
     vlai_text html = {0};
-    assert_ok(vlai_mkdirs(tiny_at("shown"), &err), err);
+    assert_ok(vlai_mkdirs(at("shown"), &err), err);
     char from[512], to[512], copy[1100];
-    snprintf(from, sizeof from, "%s", tiny_at("ranks.jsonl"));
-    snprintf(to, sizeof to, "%s", tiny_at("shown/bench.jsonl"));
+    snprintf(from, sizeof from, "%s", at("ranks.jsonl"));
+    snprintf(to, sizeof to, "%s", at("shown/bench.jsonl"));
     snprintf(copy, sizeof copy, "cp %s %s", from, to);
     assert_int_equal(system(copy), 0);
-    assert_ok(vlai_report_bench(tiny_at("shown"), &html, &err), err);
+    assert_ok(vlai_report_bench(at("shown"), &html, &err), err);
     assert_non_null(strstr(html.data, "<th>GPUs</th>"));
     assert_non_null(strstr(html.data, "Model of scaling"));
     assert_non_null(strstr(html.data, "100 Gb/s"));
@@ -270,5 +270,5 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(rows_of_ranks), cmocka_unit_test(other_forms), cmocka_unit_test(two_machines), cmocka_unit_test(micro_batches), cmocka_unit_test(ranks_that_fail),
                                        cmocka_unit_test(a_rank_is_killed), cmocka_unit_test(a_bench_is_ended), cmocka_unit_test(shown)};
-    return cmocka_run_group_tests_name("bench_ranks", tests, tiny_make, tiny_drop);
+    return cmocka_run_group_tests_name("bench_ranks", tests, tiny_make, drop_root);
 }

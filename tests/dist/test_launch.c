@@ -17,7 +17,7 @@ static char *read_or_empty(const char *name)
     vla_error err = VLA_ERROR_INIT;
     char *text;
     size_t n;
-    return vlai_read_file(tiny_at(name), 0, &text, &n, &err) == VLA_OK ? text : vlai_strdup("");
+    return vlai_read_file(at(name), 0, &text, &n, &err) == VLA_OK ? text : vlai_strdup("");
 }
 
 /* The end of a file, for a message, which cmocka cuts. */
@@ -154,7 +154,7 @@ static void another_configuration(void **state)
             "WALLX_PERF_DDP: 0", "WALLX_PERF_DDP: 1");
     refused("argument", start_two(NULL, NULL, TRAIN "--checkpoint.save_path=differs", "--stop-at 1"), "the configuration", "--stop-at: 0",
             "--stop-at: 1");
-    assert_false(vlai_is_dir(tiny_at("differs/0_1")));
+    assert_false(vlai_is_dir(at("differs/0_1")));
 }
 
 static void another_data_set(void **state)
@@ -164,7 +164,7 @@ static void another_data_set(void **state)
     tiny_must("synth home0/robot --episodes 10 --length 8:11 --size 64x64 --state-dim 3 --action-dim 3");
     tiny_must("synth home1/robot --episodes 10 --length 8:11 --size 64x64 --state-dim 3 --action-dim 3 --seed 9");
     for (int i = 0; i < 2; i++)
-        snprintf(home[i], sizeof home[i], "HF_LEROBOT_HOME=%s/home%d", tiny_root, i);
+        snprintf(home[i], sizeof home[i], "HF_LEROBOT_HOME=%s/home%d", root, i);
     refused("data", start_two(home[0], home[1], TRAIN "--data.lerobot_config.repo_id=robot --checkpoint.save_path=differs --stop-at 1", ""),
             "the data set", "data set digest: ", "data set digest: ");
 }
@@ -177,7 +177,7 @@ static void with_copies(const char *spoil, const char *save, const char *codes, 
              "cd %s && rm -rf other && mkdir other && cp -r tiny.yml set norm_stats.json start other/ && (cd other && %s) && export NNODES=2 MASTER_PORT=%d && "
              "for r in 0 1; do (if [ $r = 1 ]; then cd other; fi; NODE_RANK=$r exec %s launch --time-limit 20 " TRAIN "--checkpoint.save_path=%s --stop-at 1) "
              ">log.$r 2>&1 & pids=\"$pids $!\"; done; for p in $pids; do wait $p; case $? in %s) ;; *) exit 1; esac; done",
-             tiny_root, spoil, vlai_free_port(), VLA_TEST_PROGRAM, save, codes);
+             root, spoil, vlai_free_port(), VLA_TEST_PROGRAM, save, codes);
     if (system(command) != 0)
         fail_msg("%s\n%s\n%s", command, tail("log.0"), tail("log.1"));
     must_hold("log.0", part);
@@ -188,14 +188,14 @@ static void other_files(void **state)
 {
     (void)state;
     char save[600];
-    snprintf(save, sizeof save, "%s/copies", tiny_root);
+    snprintf(save, sizeof save, "%s/copies", root);
     with_copies("true", save, "0", "starting one CPU rank");
     with_copies("echo >> start/config.json", save, "2", "the files of the model: rank 1");
     must_hold("log.1", "start/config.json: ");
     with_copies("echo >> start/tokenizer.json", save, "2", "tokenizer.json: ");
     /* a run folder of its own, which rank 0 leaves as it was */
     with_copies("true", "mine", "3|6", "does not see the run folder of rank 0");
-    assert_false(vlai_is_file(tiny_at("mine/.ranks")));
+    assert_false(vlai_is_file(at("mine/.ranks")));
 }
 
 /* What the environment says of machines is checked as arguments are. */
@@ -217,7 +217,7 @@ static void an_error_of_one_rank(void **state)
 {
     (void)state;
     char home[600];
-    snprintf(home, sizeof home, "HF_LEROBOT_HOME=%s/home0", tiny_root);
+    snprintf(home, sizeof home, "HF_LEROBOT_HOME=%s/home0", root);
     double began = vlai_now();
     machines m = start_two(home, "HF_LEROBOT_HOME=/nowhere", TRAIN "--data.lerobot_config.repo_id=robot --checkpoint.save_path=differs", "");
     must_end(m.b, 3, "log.b");
@@ -271,22 +271,22 @@ static void two_machines_train(void **state)
     assert_true(tiny_equal("one/0_6/model.safetensors", "two/0_6/model.safetensors"));
     /* rank 0 alone speaks, and every rank has its log */
     assert_false(holds("log.b", "step"));
-    assert_true(vlai_is_file(tiny_at("two/logs/rank_1.log")));
+    assert_true(vlai_is_file(at("two/logs/rank_1.log")));
     must_hold("two/logs/rank_0.log", "rank 0 of 2, local rank 0 of 1, machine 0 of 2");
     must_hold("two/logs/rank_0.log", "each of 2 ranks steps its share");
-    assert_true(vlai_is_file(tiny_at("two/config.resolved.json")));
-    assert_true(vlai_is_file(tiny_at("two/report.html")));
+    assert_true(vlai_is_file(at("two/config.resolved.json")));
+    assert_true(vlai_is_file(at("two/report.html")));
     /* the launchers' script, and going on */
     char command[2048];
     int port = vlai_free_port();
     snprintf(command, sizeof command,
              "cd %s && export CONFIG=tiny.yml BATCH=2 SAVE_PATH=two VLA=%s NNODES=2 MASTER_PORT=%d && for r in 0 1; do NODE_RANK=$r "
              "%s/run_wallx_baseline.sh --device cpu --training.threads=1 --resume --stop-at 8 >log.$r 2>&1 & pids=\"$pids $!\"; done; for p in $pids; do wait $p || exit 1; done",
-             tiny_root, VLA_TEST_PROGRAM, port, VLA_TEST_ROOT);
+             root, VLA_TEST_PROGRAM, port, VLA_TEST_ROOT);
     if (system(command) != 0)
         fail_msg("%s\n%s\n%s", command, tail("log.0"), tail("log.1"));
     must_hold("log.0", "global_step: 6");
-    assert_true(vlai_is_dir(tiny_at("two/0_8")));
+    assert_true(vlai_is_dir(at("two/0_8")));
 }
 
 static void signals_save(void **state)
@@ -451,5 +451,5 @@ int main(void)
         cmocka_unit_test(signals_save),          cmocka_unit_test(a_killed_rank),      cmocka_unit_test(a_killed_launcher),
         cmocka_unit_test(a_lost_machine),        cmocka_unit_test(a_stopped_rank),
     };
-    return cmocka_run_group_tests(tests, tiny_make, tiny_drop);
+    return cmocka_run_group_tests(tests, tiny_make, drop_root);
 }

@@ -62,7 +62,7 @@ static double worst_weight(const char *a, const char *b)
     char x[128], y[128];
     snprintf(x, sizeof x, "%s/0_5/model.safetensors", a);
     snprintf(y, sizeof y, "%s/0_5/model.safetensors", b);
-    return weights_apart(tiny_at(x), tiny_at(y)).size;
+    return weights_apart(at(x), at(y)).size;
 }
 
 static void ranks_are_one(void **state)
@@ -97,7 +97,7 @@ static void others_go_on(void **state)
     for (int ranks = 1; ranks <= 4; ranks *= 2) {
         char name[32], copy[256];
         snprintf(name, sizeof name, "on-%d", ranks);
-        snprintf(copy, sizeof copy, "cp -r %s %s", tiny_at("saved"), tiny_at(name));
+        snprintf(copy, sizeof copy, "cp -r %s %s", at("saved"), at(name));
         assert_int_equal(system(copy), 0);
         run(ranks, name, NULL, "--resume"); /* with the accumulation of four ranks: it follows */
         double loss = worst_loss("four", name, 4);
@@ -110,5 +110,5 @@ int main(void)
 {
     tell_sanitizer();
     const struct CMUnitTest tests[] = {cmocka_unit_test(ranks_are_one), cmocka_unit_test(others_go_on)};
-    return cmocka_run_group_tests(tests, tiny_make, tiny_drop);
+    return cmocka_run_group_tests(tests, tiny_make, drop_root);
 }

@@ -99,5 +99,5 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(rows_by_batch_and_numerics), cmocka_unit_test(switch_by_switch),
                                        cmocka_unit_test(rate_of_the_loader), cmocka_unit_test(refuses)};
-    return cmocka_run_group_tests_name("bench", tests, tiny_make, tiny_drop);
+    return cmocka_run_group_tests_name("bench", tests, tiny_make, drop_root);
 }

@@ -25,7 +25,7 @@ static void expect(int code, const char *arguments, const char *const parts[PART
 static void shell(const char *command)
 {
     char line[2048];
-    snprintf(line, sizeof line, "cd '%s' && %s", tiny_root, command);
+    snprintf(line, sizeof line, "cd '%s' && %s", root, command);
     if (system(line) != 0)
         fail_msg("%s", line);
 }
@@ -33,7 +33,7 @@ static void shell(const char *command)
 static void put(const char *name, const char *data, size_t size)
 {
     vla_error err = VLA_ERROR_INIT;
-    assert_ok(vlai_write_file_atomic(tiny_at(name), data, size, &err), err);
+    assert_ok(vlai_write_file_atomic(at(name), data, size, &err), err);
 }
 
 /* `name` becomes the text of `from` with one part replaced. */
@@ -122,7 +122,7 @@ static void frame_count(void **state)
 static void constant_dimension(void **state)
 {
     (void)state;
-    json_t *stats = json_load_file(tiny_at("norm_stats.json"), 0, NULL);
+    json_t *stats = json_load_file(at("norm_stats.json"), 0, NULL);
     json_t *action = json_object_get(json_object_get(stats, "norm_stats"), "action");
     assert_non_null(action);
     json_array_set_new(json_object_get(action, "q01"), 1, json_real(0.25));
@@ -130,10 +130,10 @@ static void constant_dimension(void **state)
     json_array_set_new(json_object_get(action, "std"), 1, json_real(0));
     json_array_set_new(json_object_get(action, "q01"), 2, json_real(0));
     json_array_set_new(json_object_get(action, "q99"), 2, json_real(1e-9));
-    assert_int_equal(json_dump_file(stats, tiny_at("constant.json"), 0), 0);
+    assert_int_equal(json_dump_file(stats, at("constant.json"), 0), 0);
     json_array_set_new(json_object_get(action, "q01"), 0, json_real(7.5));
     json_array_set_new(json_object_get(action, "q99"), 0, json_real(0.5));
-    assert_int_equal(json_dump_file(stats, tiny_at("swapped.json"), 0), 0);
+    assert_int_equal(json_dump_file(stats, at("swapped.json"), 0), 0);
     json_decref(stats);
     EXPECT(0, "train --config tiny.yml --checkpoint.save_path=out --data.norm_stats_path=constant.json --stop-at 1",
            "'action' dim 1 (ee_position[1]", "has no range: q01 0.25, q99 0.25, std 0; it is scaled by 1 instead",
@@ -187,9 +187,9 @@ static void disk(void **state)
     vla_error err = VLA_ERROR_INIT;
     uint64_t room;
     char needed[64];
-    assert_ok(vlai_ckpt_free_bytes(tiny_root, &room, &err), err);
+    assert_ok(vlai_ckpt_free_bytes(root, &room, &err), err);
     uint64_t each = room / 7 * 2; /* three and a half fit: others may write to this disk meanwhile */
-    assert_fails(vlai_ckpt_check_room(tiny_root, each, 9, -1, &err), VLA_E_IO, err, "checkpoint.keep_last=2 fits");
+    assert_fails(vlai_ckpt_check_room(root, each, 9, -1, &err), VLA_E_IO, err, "checkpoint.keep_last=2 fits");
     snprintf(needed, sizeof needed, "%.3f GB each, 10 of them", 1e-9 * (double)each);
     assert_non_null(strstr(err.message, needed));
     assert_non_null(strstr(err.message, " GB free"));
@@ -300,7 +300,7 @@ static void senseless_arguments(void **state)
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         expect(2, rows[i].arguments, rows[i].parts);
-    assert_false(vlai_is_dir(tiny_at("none")));
+    assert_false(vlai_is_dir(at("none")));
     EXPECT(0, "help synth", "Usage: vla synth OUT");
     EXPECT(0, "help", "Usage: vla COMMAND");
 }
@@ -397,7 +397,7 @@ static void resume_of_what_is_damaged(void **state)
            "rename it");
     EXPECT(3, "train --config tiny.yml --checkpoint.save_path=hurt2 --resume=hurt2/0_2", "hurt2/0_2/checksums.json", "the checkpoint is damaged",
            "take an older checkpoint");
-    assert_true(vlai_is_dir(tiny_at("hurt/0_2")));
+    assert_true(vlai_is_dir(at("hurt/0_2")));
     shell("mv hurt/0_2 hurt/broken");
     tiny_must("train --config tiny.yml --checkpoint.save_path=hurt --resume --stop-at 1");
     memset(name, 'd', sizeof name - 1);
@@ -482,5 +482,5 @@ int main(void)
         cmocka_unit_test(output_that_does_not_fit), cmocka_unit_test(episodes_listed_twice), cmocka_unit_test(instruction_bytes),
         cmocka_unit_test(resume_with_changes), cmocka_unit_test(not_finite),
     };
-    return cmocka_run_group_tests(tests, tiny_make, tiny_drop);
+    return cmocka_run_group_tests(tests, tiny_make, drop_root);
 }

@@ -122,7 +122,7 @@ static void steps_allocate_nothing(void **state)
 {
     (void)state;
     vla_error err = VLA_ERROR_INIT;
-    assert_int_equal(chdir(tiny_root), 0);
+    assert_int_equal(chdir(root), 0);
     for (int whole = 0; whole < 2; whole++) {
         const char *overrides[] = {"checkpoint.save_path=quiet", "hyperparams.scheduler.num_training_steps=400"};
         vlai_config *config;
@@ -156,5 +156,5 @@ int main(void)
         cmocka_unit_test(one_line_per_switch), cmocka_unit_test(recompute_by_itself), cmocka_unit_test(devices),
         cmocka_unit_test(steps_allocate_nothing),
     };
-    return cmocka_run_group_tests(tests, tiny_make, tiny_drop);
+    return cmocka_run_group_tests(tests, tiny_make, drop_root);
 }

@@ -60,7 +60,7 @@ static void a_run_and_its_folder(void **state)
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
         char name[256];
         snprintf(name, sizeof name, "run/%s", files[i]);
-        if (!vlai_is_file(tiny_at(name)))
+        if (!vlai_is_file(at(name)))
             fail_msg("%s is missing", name);
     }
     char *text = tiny_read("run/metrics.jsonl", NULL), *rest;
@@ -163,8 +163,8 @@ static void frozen_weights_stay(void **state)
               "--hyperparams.optimizer.train_action_expert_only=true "
               "--hyperparams.optimizer.action_expert_learning_rate=1.0e-3");
     vlai_safetensors *before, *after;
-    assert_ok(vlai_safetensors_open(tiny_at("start/model.safetensors"), &before, &err), err);
-    assert_ok(vlai_safetensors_open(tiny_at("frozen/0_3/model.safetensors"), &after, &err), err);
+    assert_ok(vlai_safetensors_open(at("start/model.safetensors"), &before, &err), err);
+    assert_ok(vlai_safetensors_open(at("frozen/0_3/model.safetensors"), &after, &err), err);
     int stayed = 0, moved = 0;
     for (size_t i = 0; i < vlai_safetensors_count(after); i++) {
         const vlai_tensor_view *new = vlai_safetensors_at(after, i), *old = vlai_safetensors_find(before, new->name);
@@ -196,7 +196,7 @@ static void a_signal_saves(void **state)
         snprintf(name, sizeof name, "%s/metrics.jsonl", run);
         for (int waited = 0; waited < 20000; waited++) {
             nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
-            if (!vlai_is_file(tiny_at(name)))
+            if (!vlai_is_file(at(name)))
                 continue;
             size_t n;
             char *text = tiny_read(name, &n);
@@ -300,7 +300,7 @@ static void launchers_run(void **state)
                  "cd %s && WALLX_PERF_COMPILE=1 WALLX_PERF_LOG=1 CONFIG=tiny.yml BATCH=4 SAVE_PATH=%s VLA=%s "
                  "%s/run_wallx_%s.sh --stop-at 10 >log 2>&1 && CONFIG=tiny.yml BATCH=4 SAVE_PATH=%s VLA=%s "
                  "%s/run_wallx_%s.sh --resume >>log 2>&1",
-                 tiny_root, run, VLA_TEST_PROGRAM, VLA_TEST_ROOT, kinds[i], run, VLA_TEST_PROGRAM, VLA_TEST_ROOT, kinds[i]);
+                 root, run, VLA_TEST_PROGRAM, VLA_TEST_ROOT, kinds[i], run, VLA_TEST_PROGRAM, VLA_TEST_ROOT, kinds[i]);
         if (system(command) != 0)
             fail_msg("%s\n%s", command, tiny_read("log", NULL));
         tiny_said("no GPU that this build can use: starting one CPU rank");
@@ -345,11 +345,11 @@ static void inspection(void **state)
     tiny_said("<|vision_start|><|image_pad|> x 4<|vision_end|>");
     tiny_said("Instruction: move to the ");
     tiny_said("picture   observation.images.wrist_image as 'right_wrist_view': 56 x 56");
-    assert_true(vlai_is_file(tiny_at("pictures/3_face_view.png")));
+    assert_true(vlai_is_file(at("pictures/3_face_view.png")));
     tiny_must("inspect checkpoint run");
     tiny_said("run/1_20: whole; step 20, epoch 1, 80 samples, 20 updates, 0 skipped");
     tiny_must("train --config tiny.yml --checkpoint.save_path=damaged --stop-at 1");
-    assert_int_equal(truncate(tiny_at("damaged/0_1/model.safetensors"), 1000), 0);
+    assert_int_equal(truncate(at("damaged/0_1/model.safetensors"), 1000), 0);
     assert_int_equal(tiny_run(NULL, "inspect checkpoint damaged"), 3);
     tiny_said("model.safetensors: the checkpoint is damaged: 1000 bytes, wanted");
     assert_int_equal(tiny_run(NULL, "train --config tiny.yml --resume damaged/0_1"), 3);
@@ -365,5 +365,5 @@ int main(void)
         cmocka_unit_test(launchers_differ_by_switches),
         cmocka_unit_test(vocabulary_of_the_weights), cmocka_unit_test(inspection),
     };
-    return cmocka_run_group_tests(tests, tiny_make, tiny_drop);
+    return cmocka_run_group_tests(tests, tiny_make, drop_root);
 }

@@ -12,7 +12,7 @@ static double first(const char *options, const char *key)
     char arguments[2048];
     snprintf(arguments, sizeof arguments, "train --config tiny.yml --checkpoint.save_path=one --stop-at 1 %s", options);
     vla_error err = VLA_ERROR_INIT;
-    assert_ok(vlai_remove_tree(tiny_at("one"), &err), err);
+    assert_ok(vlai_remove_tree(at("one"), &err), err);
     tiny_must(arguments);
     char *text = tiny_read("one/metrics.jsonl", NULL);
     json_t *record = json_loads(text, JSON_DISABLE_EOF_CHECK, NULL); /* one step, one line */
@@ -91,10 +91,10 @@ static void depth_cameras_stay_unmapped(void **state)
     tiny_must("synth deep --episodes 5 --length 8 --size 64x64 --state-dim 3 --action-dim 3 --storage image");
     assert_int_equal(tiny_run(NULL, one_camera), 2);
     tiny_said("not mapped: 'observation.images.wrist_image'");
-    json_t *info = json_load_file(tiny_at("deep/meta/info.json"), 0, NULL);
+    json_t *info = json_load_file(at("deep/meta/info.json"), 0, NULL);
     json_t *camera = json_object_get(json_object_get(info, "features"), "observation.images.wrist_image");
     assert_int_equal(json_object_set_new(camera, "info", json_pack("{s:b}", "is_depth_map", 1)), 0);
-    assert_int_equal(json_dump_file(info, tiny_at("deep/meta/info.json"), JSON_INDENT(4)), 0);
+    assert_int_equal(json_dump_file(info, at("deep/meta/info.json"), JSON_INDENT(4)), 0);
     json_decref(info);
     tiny_must(one_camera);
 }
@@ -103,7 +103,7 @@ static vlai_safetensors *open_weights(const char *name)
 {
     vla_error err = VLA_ERROR_INIT;
     vlai_safetensors *st;
-    assert_ok(vlai_safetensors_open(tiny_at(name), &st, &err), err);
+    assert_ok(vlai_safetensors_open(at(name), &st, &err), err);
     return st;
 }
 
@@ -114,10 +114,10 @@ static void drawn_weights(void **state)
 {
     (void)state;
     char arguments[1024];
-    json_t *architecture = json_load_file(tiny_at("start/config.json"), 0, NULL);
+    json_t *architecture = json_load_file(at("start/config.json"), 0, NULL);
     assert_non_null(architecture);
     assert_int_equal(json_object_set_new(architecture, "use_adarms", json_true()), 0);
-    assert_int_equal(json_dump_file(architecture, tiny_at("adarms.json"), 0), 0);
+    assert_int_equal(json_dump_file(architecture, at("adarms.json"), 0), 0);
     json_decref(architecture);
     snprintf(arguments, sizeof arguments, "%s --checkpoint.save_path=drawn --model.config_path=adarms.json", at_rest);
     tiny_must(arguments);
@@ -197,5 +197,5 @@ int main(void)
         cmocka_unit_test(keys_without_effect_say_so),      cmocka_unit_test(depth_cameras_stay_unmapped), cmocka_unit_test(drawn_weights),
         cmocka_unit_test(pretrained_weights),              cmocka_unit_test(an_unused_tensor_stays),
     };
-    return cmocka_run_group_tests(tests, tiny_make, tiny_drop);
+    return cmocka_run_group_tests(tests, tiny_make, drop_root);
 }

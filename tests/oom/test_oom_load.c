@@ -1,26 +1,13 @@
 /* Everything that is read at the start of a run, with each allocation failing in turn: configuration, tokenizer, data
  * sets of each version, samples. Weights: test_oom_step.c. */
+#include "folder.h"
 #include "oom.h"
 
 #include "base/fail.h"
-#include "base/io.h"
 #include "data/feed.h"
 #include "data/norm_stats.h"
 #include "data/synth.h"
 #include "train/contract_config.h"
-
-#include <unistd.h>
-
-static char root[] = "/tmp/vla-oom-XXXXXX";
-
-static const char *at(const char *name)
-{
-    static char path[4][512];
-    static int turn;
-    turn = (turn + 1) % 4;
-    snprintf(path[turn], sizeof path[turn], "%s/%s", root, name);
-    return path[turn];
-}
 
 static const char *kept(const char *name)
 {
@@ -32,10 +19,10 @@ static const char *kept(const char *name)
 }
 
 /* A set with two cameras of stored pictures, a processor and statistics, for samples. */
-static int make_root(void **state)
+static int set_up(void **state)
 {
     vla_error err = VLA_ERROR_INIT;
-    assert_non_null(mkdtemp(root));
+    assert_int_equal(make_root(state), 0);
     vlai_synth_options options = VLAI_SYNTH_DEFAULT;
     options.episodes = 3;
     options.task.length_max = 22;
@@ -51,13 +38,6 @@ static int make_root(void **state)
                                   "\"q99\": [1,1,1,1,1,1,1]}}}";
     assert_ok(vlai_write_file_atomic(at("stats.json"), numbers, sizeof numbers - 1, &err), err);
     return oom_set_up(state);
-}
-
-static int drop_root(void **state)
-{
-    (void)state;
-    vla_error err = VLA_ERROR_INIT;
-    return vlai_remove_tree(root, &err);
 }
 
 static vla_status read_config(void *user, vla_error *err)
@@ -221,5 +201,5 @@ int main(void)
         cmocka_unit_test(configuration), cmocka_unit_test(tokenizer), cmocka_unit_test(sets),
         cmocka_unit_test(samples),
     };
-    return cmocka_run_group_tests(tests, make_root, drop_root);
+    return cmocka_run_group_tests(tests, set_up, drop_root);
 }
