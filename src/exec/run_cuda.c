@@ -10,6 +10,7 @@
 #include "exec/cuda_run.h"
 
 #include "base/fail.h"
+#include "base/log.h"
 #include "base/io.h"
 #include "base/memory.h"
 #include "base/work.h"
@@ -349,6 +350,8 @@ static vla_status cuda_bind(vla_run *run, vla_store *store, vla_error *err)
         VLA_TRY(fill_arena(run, store, err));
     d->context.calls = r->calls;
     d->context.n_calls = g->n_nodes;
+    if (vlai_cuda_matmul_will_search(&d->context))
+        vlai_info("timing algorithms of matrix products in shapes that this GPU has not had before: up to two minutes, once");
     for (size_t n = 0; n < g->n_nodes; n++)
         if (vlai_cuda_preparers[g->nodes[n].op].prepare) { /* timing a product takes up to some seconds */
             VLA_TRY(vlai_cuda_preparers[g->nodes[n].op].prepare(&d->context, &r->calls[n], err));

@@ -61,6 +61,8 @@ vla_status vlai_cuda_chain_prepare(const vlai_cuda_context *context, vlai_cuda_c
 void vlai_cuda_chain_release(vlai_cuda_call *call);
 vla_status vlai_cuda_matmul_prepare(const vlai_cuda_context *context, vlai_cuda_call *call, vla_error *err);
 void vlai_cuda_matmul_release(vlai_cuda_call *call);
+/* Whether binding the context's calls will time algorithms. */
+bool vlai_cuda_matmul_will_search(const vlai_cuda_context *context);
 /* Milliseconds of the product's algorithm and of the fastest that a search finds beside it, for a product that a step has `launches` times;
  * a result is lost, and the device is waited for. Without column sums, where a kernel of ours makes those. */
 int vlai_cuda_matmul_compare(const vlai_cuda_call *call, int launches, float *taken, float *fastest);

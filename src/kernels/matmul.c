@@ -177,6 +177,18 @@ vla_status vlai_cuda_matmul_prepare(const vlai_cuda_context *context, vlai_cuda_
     return VLA_OK;
 }
 
+bool vlai_cuda_matmul_will_search(const vlai_cuda_context *context)
+{
+    vlai_gemm_choice choice;
+    for (size_t i = 0; context->search && i < context->n_calls; i++)
+        if (context->calls[i].node->op == VLAI_OP_matmul) {
+            vlai_gemm_shape s = shape_of(&context->calls[i]);
+            if (s.m && s.n && !vlai_gemm_choices_find(context->choices, &s, &choice))
+                return true;
+        }
+    return false;
+}
+
 void vlai_cuda_matmul_release(vlai_cuda_call *call)
 {
     prepared *p = call->plan;

@@ -18,10 +18,12 @@ enum {
 
 /* Each proposal runs for FIRST_MS. Of products that take less than LARGE_MS a launch or WORTH_MS a step, the best FINALISTS then run in
  * ROUNDS turns of SHORT_MS. Of others, settings beside the proposals are run a few times, and the best LARGE_FINALISTS of all and the
- * best PROPOSED of the proposals for LONG_MS: a fifth of what the product takes in a hundred steps, within these bounds; of those the
- * best LAST for LAST times as long, twice where a step has most of them. Of a long run only the last TIMED of its launches count: by then
- * the clock is the one that the algorithm leaves. */
-static const float FIRST_MS = 2, SHORT_MS = 1, LARGE_MS = 0.07f, WORTH_MS = 2, LONG_MS[2] = {40, 100}, LONG_SHARE = 8, LAST_TIMES = 2.5f, WARM_MS = 150, TIMED = 0.6f;
+ * best PROPOSED of the proposals for LONG_SHARE times what the product takes in a step, within the bounds of LONG_MS (NEAR_MS where all
+ * that is beside the proposals was chosen so before); of those the best LAST for LAST_TIMES as long, twice where that is the upper
+ * bound. Of a long run only the last TIMED of its launches count: by then the clock is the one that the algorithm leaves. The shapes of
+ * Wall-X at B = 26 take 77 s on an H200. */
+static const float FIRST_MS = 2, SHORT_MS = 1, LARGE_MS = 0.07f, WORTH_MS = 2;
+static const float LONG_MS[2] = {40, 100}, NEAR_MS = 20, LONG_SHARE = 8, LAST_TIMES = 2.5f, WARM_TIMES = 1.5f, TIMED = 0.6f;
 
 /* The heuristic proposes 8 settings of its kernels for Hopper where thousands run, and does not know of the power limit. These tiles
  * (rows and columns of the column-major result) are those that came first when a quarter of the space was run for 12 products of
@@ -341,7 +343,7 @@ static int time_large(const timing *t, candidate *list, int count, const cublasL
 {
     int n = finalists(list, count, LARGE_FINALISTS, PROPOSED, known);
     if (n > 0)
-        sustained(t, &list[0].r, list[0].ms, WARM_MS, 1);
+        sustained(t, &list[0].r, list[0].ms, WARM_TIMES * wanted, 1);
     for (int i = 0; i < n; i++)
         list[i].ms = sustained(t, &list[i].r, list[i].ms, wanted, TIMED);
     n = finalists(list, n, LAST, 0, known);
@@ -385,7 +387,9 @@ static int best_of(const timing *t, const vlai_gemm_effort *effort, candidate *l
         n = time_small(t, list, count, known);
     } else {
         float wanted = LONG_SHARE * share;
-        wanted = alone || wanted > LONG_MS[1] ? LONG_MS[1] : wanted < LONG_MS[0] || effort->n_near ? LONG_MS[0] : wanted;
+        wanted = alone || wanted > LONG_MS[1] ? LONG_MS[1] : wanted < LONG_MS[0] ? LONG_MS[0] : wanted;
+        if (effort->n_near)
+            wanted = NEAR_MS;
         int proposed = count;
         if (!alone && !t->g->multiprocessors) /* what holds those lets no kernel be loaded */
             count = effort->n_near ? add_near(t->g, effort, list, count, room) : widen(t->g, list, count, room);
