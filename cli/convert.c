@@ -16,9 +16,9 @@
 static const char help[] =
     "Usage: vla convert SOURCE TARGET [--to fused|unfused] [--config FILE] [--partial]\n\n"
     "Rewrites the weights of SOURCE (a safetensors file, an index, a folder, or a run folder: its newest whole\n"
-    "checkpoint) as TARGET: a file if it ends in .safetensors, else a folder with model.safetensors and config.json. Each\n"
-    "tensor is taken in whatever spelling it has: fused or not, names of wall-x or of Qwen2.5-VL. Normaliser statistics are\n"
-    "carried over.\n\n"
+    "checkpoint) as TARGET: a file if it ends in .safetensors, else a folder with model.safetensors and config.json,\n"
+    "which replace what lies there. Each tensor is taken in whatever spelling it has: fused or not, names of wall-x or of\n"
+    "Qwen2.5-VL. Normaliser statistics are carried over.\n\n"
     "  --to fused     q, k and v in one tensor, gate and up in one, as wall-x saves them (default)\n"
     "  --to unfused   each in its own\n"
     "  --config FILE  architecture; default: config.json beside the weights\n"
@@ -221,6 +221,9 @@ static vla_status find_source(options *o, char *out, size_t size, vla_error *err
 static vla_status convert(options *o, vla_error *err)
 {
     char newest[4096];
+    if (!vlai_is_dir(o->source) && !vlai_is_file(o->source))
+        return vlai_fail_hint(err, VLA_E_NOT_FOUND, "SOURCE is a safetensors file, an index, or a folder that holds one", "%s: no such file or folder",
+                              o->source);
     VLA_TRY(find_source(o, newest, sizeof newest, err));
     char path[4096];
     vlai_wallx_config config;
@@ -259,7 +262,11 @@ int command_convert(int argc, char **argv)
         return EXIT_USAGE;
     }
     if (a.positionals_given != 2) {
-        fputs(help, stderr);
+        if (a.positionals_given == 0)
+            fputs(help, stderr);
+        else
+            fprintf(stderr, "vla convert: %zu path%s given, wanted two\n  hint: vla convert SOURCE TARGET\n", a.positionals_given,
+                    a.positionals_given == 1 ? " was" : "s were");
         return EXIT_USAGE;
     }
     o.source = a.positional[0];

@@ -48,7 +48,7 @@ static const char help[] =
     "  --threads N               (0: all processors)\n"
     "  --dry-run                 lists tensors and bytes and writes nothing; OUT may be left out\n\n"
     "Examples:\n"
-    "  vla init start --preset demo --train-config demo.yml\n"
+    "  vla init start --preset demo --train-config configs/demo.yml\n"
     "  vla init full --preset full --processor Qwen2.5-VL-3B-Instruct --dtype bf16 --shard-gb 5 --action-dim 26 --state-dim 26\n"
     "  vla init --preset full --dry-run\n"
     "  vla init mid --preset demo --hidden 512 --layers 8 --heads 8 --intermediate 2048 --action-hidden 256\n";

@@ -25,7 +25,7 @@ static const char help[] =
     "  --json         one JSON object per sample\n\n"
     "Examples:\n"
     "  vla inspect batch --config configs/libero.yml --out /tmp/batch\n"
-    "  vla inspect batch --config demo.yml --step 100 --hyperparams.batch_size_per_gpu=2 --json | jq .text\n";
+    "  vla inspect batch --config configs/demo.yml --step 100 --hyperparams.batch_size_per_gpu=2 --json | jq .text\n";
 
 typedef struct {
     const char *config, *out;

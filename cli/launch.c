@@ -31,7 +31,7 @@ static const char help[] =
     "Examples:\n"
     "  vla launch train --config configs/libero.yml\n"
     "  vla launch --nnodes 2 --node-rank 1 --master-addr 10.0.0.1 train --config configs/libero.yml   # once per machine\n"
-    "  vla launch --nproc 2 train --config demo.yml --device cpu\n"
+    "  vla launch --nproc 2 train --config configs/demo.yml --device cpu\n"
     "  vla launch --nnodes 2 --node-rank 0 --master-addr 10.0.0.1 bench --config configs/libero_local_perf.yml --batch 26\n";
 
 enum { USUAL_PORT = 29500, PORT_MOST = 65535, RANKS_MOST = 4096, SECONDS_MOST = 10000000 };

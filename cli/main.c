@@ -88,7 +88,10 @@ static void usage(FILE *to)
             fputc(*c == '_' ? '-' : *c, to);
         fprintf(to, "%*s %s\n", n < 12 ? 12 - n : 0, "", commands[i].text);
     }
-    fputs("\nvla COMMAND --help explains one, with examples.\n", to);
+    fputs("\nFrom check to report these are the steps of a run, in order; launch is train on several GPUs. init and synth make a model and\n"
+          "data to try them with. vla COMMAND --help explains one, with examples; in names of options - and _ are alike.\n\n"
+          "Exit codes: 0 done; 2 usage or configuration; 3 data or file; 4 memory; 5 not finite; 6 another rank was lost;\n"
+          "7 a collective of the ranks failed; 75 saved on a signal.\n", to);
 }
 
 /* Output that a full disk cut short must not pass for whole. A command that ignores SIGPIPE goes on without a reader: what it

@@ -15,11 +15,11 @@
 
 static const char help[] =
     "Usage: vla norm-stats [--train_config FILE] [--data_root DIR] [--output_path FILE] [--state_key KEY] [--action_key KEY]\n"
-    "                      [--within-episodes] [--threads N]\n\n"
+    "                      [--within-episodes] [--allow-partial] [--threads N] [--section.key=value ...]\n\n"
     "Computes mean, std, q01 and q99 of state and action over all frames of all episodes and writes norm_stats.json, with\n"
     "the flags, the algorithm and the file of scripts/compute_norm_stats.py. Euler angles under a 6D rotation of the layouts\n"
     "are converted first.\n\n"
-    "  --train_config FILE  training configuration: dataset, keys, layouts (for relative keys) and where to write\n"
+    "  --train_config FILE, --config FILE   training configuration: dataset, keys, layouts (for relative keys), where to write\n"
     "  --data_root DIR      the dataset, or a folder that holds data.lerobot_config.repo_id; wins over the configuration\n"
     "  --output_path FILE   where to write; wins over norm_stats_path of the configuration (default norm_stats.json)\n"
     "  --state_key KEY      column of the state (default: configuration, else observation.state)\n"
@@ -133,7 +133,7 @@ done:
 int command_norm_stats(int argc, char **argv)
 {
     request r = {0};
-    const arg_row rows[] = {{"--train_config", ARG_TEXT, &r.config}, {"--data_root", ARG_TEXT, &r.root},
+    const arg_row rows[] = {{"--train_config", ARG_TEXT, &r.config}, {"--config", ARG_TEXT, &r.config}, {"--data_root", ARG_TEXT, &r.root},
                             {"--output_path", ARG_TEXT, &r.output},  {"--state_key", ARG_TEXT, &r.state},
                             {"--action_key", ARG_TEXT, &r.action},   {"--within-episodes", ARG_FLAG, &r.within},
                             {"--allow-partial", ARG_FLAG, &r.allow_partial},

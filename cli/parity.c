@@ -16,7 +16,7 @@
 static const char help[] =
     "Usage: vla parity [--json] [--verbose] [--numerics fp32|bf16|bf16-sr|bf16-plain] [--device cpu|cuda|cuda:N|auto] [--fuse] DIR...\n\n"
     "Runs golden cases: folders with a case.json that says what to compute and what the reference computed. A DIR that\n"
-    "holds case folders runs all of them. Exit code 0 only if every case passed.\n\n"
+    "holds case folders runs all of them. Exit code 0 if every case passed, 3 if one did not.\n\n"
     "  --verbose    one line per tensor\n"
     "  --numerics   of model cases (fp32)\n"
     "  --device     where model cases run (cpu)\n"

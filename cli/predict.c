@@ -39,10 +39,10 @@ static const char help[] =
     "  --plots N              episodes drawn (8)\n"
     "  --json                 print summary.json instead of the tables\n\n"
     "Examples:\n"
-    "  vla predict ckpt/demo\n"
-    "  vla predict ckpt/demo/0_600 --episodes 180-199 --stride 5 --out /tmp/predicted\n"
-    "  vla predict ckpt/demo --weights start/model.safetensors      # the untrained model on the same frames\n"
-    "  vla predict ckpt/demo --swap images\n";
+    "  vla predict build/demo/run                     # what make demo has trained\n"
+    "  vla predict build/demo/run/latest --episodes 180-199 --stride 5 --out /tmp/predicted\n"
+    "  vla predict build/demo/run --weights build/demo/start/model.safetensors      # the untrained model on the same frames\n"
+    "  vla predict build/demo/run --swap images\n";
 
 enum { PATH = 4096 };
 

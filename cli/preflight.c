@@ -27,8 +27,8 @@ static const char help[] =
     "Exit codes: 0 all is well; 2 configuration; 3 data, file or disk; 4 memory (of the first failure).\n\n"
     "Examples:\n"
     "  vla preflight --config configs/libero.yml\n"
-    "  vla preflight --config demo.yml --hyperparams.batch_size_per_gpu=64\n"
-    "  WALLX_PERF_ALLOC=1 vla preflight --config demo.yml --json | jq .memory\n";
+    "  vla preflight --config configs/demo.yml --hyperparams.batch_size_per_gpu=64\n"
+    "  WALLX_PERF_ALLOC=1 vla preflight --config configs/demo.yml --json | jq .memory\n";
 
 static vla_status print(const vlai_preflight *p, bool json, vla_error *err)
 {

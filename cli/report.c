@@ -14,14 +14,14 @@ static const char help[] =
     "       vla report RUN --against OTHER [--rtol X]\n\n"
     "Writes one self-contained HTML page about a run folder: loss (of each data set, too), learning rates, norms of gradients and\n"
     "weights, throughput, time, memory, the results of `vla predict` and `vla bench`, checkpoints, configuration. It needs no\n"
-    "network and no other file.\n\n"
+    "network and no other file. What the folder lacks is left out; so is a file that cannot be read, and it is named.\n\n"
     "  --out FILE        where to write it (RUN/report.html)\n"
     "  --against OTHER   no page: says whether loss, gradient norm and skipped steps are those of another run folder or metrics file,\n"
     "                    and the first step that differs; code 3 where one does\n"
     "  --rtol X          relative difference that is allowed then (0.001); 0: none\n\n"
     "Examples:\n"
-    "  vla report ckpt/demo\n"
-    "  vla predict ckpt/demo && vla report ckpt/demo --out demo.html\n"
+    "  vla report build/demo/run                      # what make demo has trained\n"
+    "  vla predict build/demo/run && vla report build/demo/run --out demo.html\n"
     "  vla report ckpt/first --against ckpt/second --rtol 0      # the same bits?\n";
 
 static int against(const char *run, const char *other, double rtol)

@@ -54,8 +54,8 @@ static const char help[] =
     "7 a collective of the ranks failed; 75 saved on a signal.\n\n"
     "Examples:\n"
     "  vla train --config configs/libero.yml --data.lerobot_config.repo_id=data/libero\n"
-    "  vla train --config demo.yml --resume            # after an interruption, or not: the same command\n"
-    "  vla train --config demo.yml --hyperparams.batch_size_per_gpu=8 --stop-at 100\n";
+    "  vla train --config configs/demo.yml --resume            # after an interruption, or not: the same command\n"
+    "  vla train --config configs/demo.yml --hyperparams.batch_size_per_gpu=8 --stop-at 100\n";
 
 enum { OVERRIDES = ARGS_MOST + 16, NAMES = 64, LINE = 1024, PATH = 4096 };
 

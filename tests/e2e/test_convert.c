@@ -154,6 +154,10 @@ static void says_what_is_wrong(void **state)
     const vlai_tensor_view t = {.name = "model.norm.weight", .dtype = VLA_F32, .rank = 1, .shape = {1}, .data = &one, .bytes = 4};
     assert_ok(vlai_safetensors_write("test_convert_one.safetensors", &t, 1, NULL, &err), err);
     assert_int_equal(run("%s %s", "", ""), 2);
+    assert_int_equal(run("%s %s", "a", ""), 2);
+    assert_true(output_has("1 path was given, wanted two"));
+    assert_int_equal(run("%s %s", "test_convert.nowhere", "b"), 3);
+    assert_true(output_has("test_convert.nowhere: no such file or folder"));
     assert_int_equal(run("%s %s --to wide", "a", "b"), 2);
     assert_true(output_has("--to 'wide': wanted fused or unfused"));
     assert_int_equal(run("%s %s", "test_convert_one.safetensors", "test_convert.out2"), 3);

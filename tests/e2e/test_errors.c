@@ -87,6 +87,7 @@ static void partial_download(void **state)
     shell("rm set21/data/chunk-000/episode_000002.parquet");
     EXPECT(3, "train --config tiny.yml --checkpoint.save_path=out --data.lerobot_config.repo_id=set21", "episode_000002.parquet",
            "No such file", "2 of 4 episodes", "--allow-partial");
+    EXPECT(0, "norm-stats --config tiny.yml --output_path alike.json", "alike.json");
     EXPECT(0, "norm-stats --train_config tiny.yml --data_root set21 --output_path part.json --allow-partial", "part.json");
     EXPECT(3, "preflight --config tiny.yml --data.lerobot_config.repo_id=set21", "episode_000002.parquet", "--allow-partial");
     EXPECT(0, "preflight --config tiny.yml --data.lerobot_config.repo_id=set21 --data.lerobot_config.allow_partial=true "
