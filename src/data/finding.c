@@ -61,8 +61,16 @@ static const char *without_path(const vlai_finding *f)
 {
     const char *at = f->file && f->message ? strstr(f->message, f->file) : NULL;
     size_t n = f->file ? strlen(f->file) : 0;
-    bool leads = at && n && (at == f->message || at[-1] == '/') && at[n] == ':' && at[n + 1] == ' ' && at[n + 2];
-    return leads ? at + n + 2 : f->message;
+    bool leads = at && n && (at == f->message || at[-1] == '/') && at[n] == ':' && at[n + 1] && at[n + 2];
+    return !leads ? f->message : at + n + (at[n + 1] == ' ' ? 2 : 1); /* or a line and a column follow */
+}
+
+/* Whether the message has the number itself: "episode 3 has no frames". */
+static bool says(const vlai_finding *f, const char *part)
+{
+    const char *at = f->message ? strstr(f->message, part) : NULL;
+    char after = at ? at[strlen(part)] : '0';
+    return after < '0' || after > '9';
 }
 
 void vlai_finding_text(const vlai_finding *f, char *out, size_t size)
@@ -72,11 +80,16 @@ void vlai_finding_text(const vlai_finding *f, char *out, size_t size)
     char *at = out + (n < 0 ? 0 : (size_t)n < size ? (size_t)n : size - 1);
     static const char *const names[] = {"episode", "frame", "dim", "line"};
     const int64_t numbers[] = {f->episode, f->frame, f->dim, f->line};
-    for (int i = 0; i < 4; i++)
-        if (numbers[i] >= 0 && end - at > 1) {
-            n = snprintf(at, (size_t)(end - at), "%s %s %lld", i ? "," : ":", names[i], (long long)numbers[i]);
-            at += n < 0 ? 0 : n < end - at ? n : end - at - 1;
-        }
+    const char *between = ": ";
+    for (int i = 0; i < 4; i++) {
+        char part[64];
+        snprintf(part, sizeof part, "%s %lld", names[i], (long long)numbers[i]);
+        if (numbers[i] < 0 || end - at <= 1 || says(f, part))
+            continue;
+        n = snprintf(at, (size_t)(end - at), "%s%s", between, part);
+        at += n < 0 ? 0 : n < end - at ? n : end - at - 1;
+        between = ", ";
+    }
     if (end - at > 1)
         snprintf(at, (size_t)(end - at), ": %s", f->message ? without_path(f) : f->kind);
 }

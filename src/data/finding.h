@@ -51,7 +51,7 @@ vlai_value vlai_value_text(const char *text);
 void vlai_report(vlai_findings *findings, vlai_finding *finding, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* A sentence of the form "FILE: MESSAGE". */
+/* A sentence of the form "FILE: MESSAGE", with episode, frame, dim and line between them where the message does not say them. */
 void vlai_finding_text(const vlai_finding *finding, char *out, size_t size);
 
 VLA_END_DECLS

@@ -27,8 +27,9 @@ vla_status vlai_lines_parse(const char *data, size_t size, const char *file, vla
             if (status != VLA_OK || !json_is_object(object)) {
                 vlai_finding f = vlai_finding_error("json", file);
                 f.line = line;
+                const char *what = status == VLA_OK ? "not an object" : strstr(inner.message, "not valid JSON"); /* behind a place within the line */
                 if (faults++ < 10)
-                    vlai_report(findings, &f, "%s", status != VLA_OK ? inner.message : "not an object");
+                    vlai_report(findings, &f, "%s", what ? what : inner.message);
             } else {
                 status = fn(object, line, user, err);
             }

@@ -2,6 +2,7 @@
 #include "test.h"
 
 #include "base/io.h"
+#include "data/finding.h"
 
 #include <jansson.h>
 #include <sys/wait.h>
@@ -174,6 +175,32 @@ static void kinds_once(void **state)
     assert_ok(vlai_remove_tree(root, &err), err);
 }
 
+static void sentence(char level, vlai_finding f, const char *wanted, const char *message)
+{
+    char found[256];
+    f.level = level;
+    f.message = message;
+    vlai_finding_text(&f, found, sizeof found);
+    assert_string_equal(found, wanted);
+}
+
+/* A sentence names the file, the episode and the line once, wherever its words come from. */
+static void places_once(void **state)
+{
+    (void)state;
+    vlai_finding f = vlai_finding_error("kind", "meta/x.json");
+    sentence('E', f, "meta/x.json: no words", "no words");
+    sentence('E', f, "meta/x.json: no words", "/sets/a/meta/x.json: no words");
+    sentence('E', f, "meta/x.json: 64:14: not valid JSON", "/sets/a/meta/x.json:64:14: not valid JSON");
+    f.episode = 1;
+    f.frame = 20;
+    sentence('E', f, "meta/x.json: episode 1, frame 20: no words", "no words");
+    sentence('E', f, "meta/x.json: frame 20: episode 1 stands twice", "episode 1 stands twice");
+    sentence('W', f, "meta/x.json: episode 1: episode 12 begins behind frame 20", "episode 12 begins behind frame 20");
+    f.frame = -1;
+    sentence('W', f, "meta/x.json: null for episode 1", "null for episode 1");
+}
+
 /* A column that the metadata do not declare is named once, and training may go on. */
 static void undeclared_column(void **state)
 {
@@ -212,6 +239,7 @@ int main(void)
         cmocka_unit_test(whole_sets),
         cmocka_unit_test(no_set),
         cmocka_unit_test(kinds_once),
+        cmocka_unit_test(places_once),
         cmocka_unit_test(undeclared_column),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
