@@ -283,6 +283,9 @@ static int widen(const vlai_gemm *g, candidate *list, int count, int room)
     const cublasLtMatmulAlgo_t first = list[0].r.algo;
     uint16_t cluster = 0;
     size_t written;
+    int device, major = 0;
+    if (cudaGetDevice(&device) != cudaSuccess || cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess || major != 9)
+        return count; /* the table was tried on Hopper alone */
     if (cublasLtMatmulAlgoConfigGetAttribute(&first, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, &cluster, sizeof cluster, &written) != CUBLAS_STATUS_SUCCESS ||
         cluster == CUBLASLT_CLUSTER_SHAPE_AUTO)
         return count; /* a kernel of another kind */
