@@ -263,22 +263,27 @@ static bool is_merge(const yaml_node_t *key)
            !strcmp((const char *)key->data.scalar.value, "<<");
 }
 
-/* Members that `<<` brings in: those of a map, or of each map of a list, the earlier one winning. */
-static vla_status merge_into(reader *r, vlai_yaml *to, size_t capacity, const vlai_yaml *from)
+/* The member is added at the end, or its value replaced where it stands. */
+static void put_member(vlai_yaml *to, const char *key, int line, vlai_yaml *item)
 {
-    if (from->type == VLAI_YAML_LIST) {
-        for (size_t i = 0; i < from->count; i++)
-            VLA_TRY(merge_into(r, to, capacity, from->items[i]));
-        return VLA_OK;
-    }
-    if (from->type != VLAI_YAML_MAP)
-        return vlai_fail(r->err, VLA_E_FORMAT, "%s:%d: '<<' takes a map or a list of maps", r->name, from->line);
-    for (size_t i = 0; i < from->count; i++) {
-        if (find_key(to, from->keys[i]) < to->count || to->count >= capacity)
-            continue;
-        to->keys[to->count] = from->keys[i];
-        to->key_lines[to->count] = from->key_lines[i];
-        to->items[to->count++] = from->items[i];
+    size_t i = find_key(to, key);
+    to->keys[i] = key;
+    to->key_lines[i] = line;
+    to->items[i] = item;
+    to->count += i == to->count;
+}
+
+/* Members that `<<` brings in: those of a map, or of each map of a list, the earlier one winning. The last map of a list
+ * stands first, as in PyYAML. */
+static vla_status merge_into(reader *r, vlai_yaml *to, const vlai_yaml *from)
+{
+    bool list = from->type == VLAI_YAML_LIST;
+    for (size_t m = list ? from->count : 1; m > 0; m--) {
+        const vlai_yaml *map = list ? from->items[m - 1] : from;
+        if (map->type != VLAI_YAML_MAP)
+            return vlai_fail(r->err, VLA_E_FORMAT, "%s:%d: '<<' takes a map or a list of maps", r->name, map->line);
+        for (size_t i = 0; i < map->count; i++)
+            put_member(to, map->keys[i], map->key_lines[i], map->items[i]);
     }
     return VLA_OK;
 }
@@ -291,7 +296,16 @@ static size_t merged_count(const vlai_yaml *from)
     return count;
 }
 
-/* Own keys first, merged ones after: own keys win, and their order is that of the file. */
+/* Room for `capacity` members. */
+static vla_status make_members(reader *r, vlai_yaml *map, size_t capacity)
+{
+    map->keys = vlai_arena_alloc(r->arena, (capacity + 1) * sizeof *map->keys);
+    map->key_lines = vlai_arena_alloc(r->arena, (capacity + 1) * sizeof *map->key_lines);
+    map->items = vlai_arena_alloc(r->arena, (capacity + 1) * sizeof *map->items);
+    return map->keys && map->key_lines && map->items ? VLA_OK : no_memory(r);
+}
+
+/* Merged keys first, then own ones, which win where a merged one stands: the order of PyYAML, and a layout's order counts. */
 static vla_status build_map(reader *r, const yaml_node_t *from, vlai_yaml *to, int depth)
 {
     to->type = VLAI_YAML_MAP;
@@ -311,11 +325,7 @@ static vla_status build_map(reader *r, const yaml_node_t *from, vlai_yaml *to, i
     }
     if (capacity > NODE_LIMIT)
         return vlai_fail(r->err, VLA_E_FORMAT, "%s:%d: a map of %zu keys is too large", r->name, to->line, capacity);
-    to->keys = vlai_arena_alloc(r->arena, (capacity + 1) * sizeof *to->keys);
-    to->key_lines = vlai_arena_alloc(r->arena, (capacity + 1) * sizeof *to->key_lines);
-    to->items = vlai_arena_alloc(r->arena, (capacity + 1) * sizeof *to->items);
-    if (!to->keys || !to->key_lines || !to->items)
-        return no_memory(r);
+    VLA_TRY(make_members(r, to, capacity));
     for (const yaml_node_pair_t *pair = start; pair < top; pair++) {
         yaml_node_t *key = yaml_document_get_node(r->document, pair->key);
         int line = (int)key->start_mark.line + 1;
@@ -339,7 +349,15 @@ static vla_status build_map(reader *r, const yaml_node_t *from, vlai_yaml *to, i
         if (to->count > 1 && to->count * to->count / 64 > NODE_LIMIT) /* the search above is linear */
             return vlai_fail(r->err, VLA_E_FORMAT, "%s:%d: a map of so many keys is too large", r->name, to->line);
     }
-    return merged ? merge_into(r, to, capacity, merged) : VLA_OK;
+    if (!merged)
+        return VLA_OK;
+    const vlai_yaml own = *to;
+    to->count = 0;
+    VLA_TRY(make_members(r, to, capacity));
+    VLA_TRY(merge_into(r, to, merged));
+    for (size_t i = 0; i < own.count; i++)
+        put_member(to, own.keys[i], own.key_lines[i], own.items[i]);
+    return VLA_OK;
 }
 
 static vla_status build(reader *r, yaml_node_t *from, vlai_yaml *to, int depth)

@@ -238,9 +238,9 @@ static vla_status check_values(vlai_config *c, vla_error *err)
                              vlai_config_where(c, "data.resolution", where, sizeof where), c->data.resolution.names[i]);
     if (c->scheduler.scheduler_type == VLAI_SCHEDULER_COSINE && c->scheduler.num_training_steps > 0 &&
         c->scheduler.num_warmup_steps > c->scheduler.num_training_steps)
-        return vlai_fail(err, VLA_E_INVALID, "%s is %lld, more than num_training_steps %lld",
-                         vlai_config_where(c, "hyperparams.scheduler.num_warmup_steps", where, sizeof where),
-                         (long long)c->scheduler.num_warmup_steps, (long long)c->scheduler.num_training_steps);
+        VLA_TRY(vlai_config_notice(c, err, "%s is %lld, more than num_training_steps %lld: the rate rises until the run ends",
+                                   vlai_config_where(c, "hyperparams.scheduler.num_warmup_steps", where, sizeof where),
+                                   (long long)c->scheduler.num_warmup_steps, (long long)c->scheduler.num_training_steps));
     return VLA_OK;
 }
 
