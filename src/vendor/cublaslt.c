@@ -420,7 +420,7 @@ static int timed(timing *t, const vlai_gemm_effort *effort, candidate *list, int
     if (t->g->multiprocessors)
         code = hold_others(t, list, count, &hold);
     if (!code && !vlai_device_event_create(&t->start) && !vlai_device_event_create(&t->end))
-        n = best_of(t, effort, list, count, t->g->multiprocessors ? count : room, known);
+        n = best_of(t, effort, list, count, room, known);
     if (vlai_device_hold_end(hold))
         n = 0;
     vlai_device_event_destroy(t->start);
