@@ -156,14 +156,28 @@ static void differ(comparison *c, const char *name, const json_t *old, const jso
 
 enum { NAME = 512, DEPTH = 8 };
 
+/* The order of a layout says which columns its parts are. */
+static bool is_reordered(const char *path, const json_t *old, const json_t *now)
+{
+    const char *last = strrchr(path, '.');
+    if (!last || strcmp(last, ".layout") != 0 || json_object_size(old) != json_object_size(now))
+        return false;
+    void *i = json_object_iter((json_t *)(uintptr_t)old), *k = json_object_iter((json_t *)(uintptr_t)now);
+    while (i && k && !strcmp(json_object_iter_key(i), json_object_iter_key(k))) {
+        i = json_object_iter_next((json_t *)(uintptr_t)old, i);
+        k = json_object_iter_next((json_t *)(uintptr_t)now, k);
+    }
+    return i != NULL;
+}
+
 /* Every leaf of either tree, under its dotted name; the values of "settings" under their own. */
 static void compare(comparison *c, const char *path, int depth, const json_t *old, const json_t *now)
 {
-    if (!json_is_object(old) || !json_is_object(now) || depth == DEPTH) {
-        if (!equal(old, now))
-            differ(c, path, old, now);
+    bool leaf = !json_is_object(old) || !json_is_object(now) || depth == DEPTH, reordered = !leaf && is_reordered(path, old, now);
+    if (reordered || (leaf && !equal(old, now)))
+        differ(c, path, old, now);
+    if (leaf || reordered)
         return;
-    }
     const char *key;
     json_t *value;
     char name[NAME];

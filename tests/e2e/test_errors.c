@@ -231,6 +231,8 @@ static void resume_with_changes(void **state)
     tiny_must("train --config tiny.yml --checkpoint.save_path=run2 --stop-at 2");
     EXPECT(2, "train --config tiny.yml --checkpoint.save_path=run2 --resume --hyperparams.seed=8 --hyperparams.batch_size_per_gpu=2",
            "seed: 7 in the checkpoint, 8 now", "batch: 4 in the checkpoint, 2 now", "--allow-change");
+    EXPECT(2, "train --config tiny.yml --checkpoint.save_path=run2 --resume --task.dof_config={\"gripper\":1,\"ee_position\":2}",
+           "contract.action.layout: {\"ee_position\":2,\"gripper\":1} in the checkpoint, {\"gripper\":1,\"ee_position\":2} now");
     shell("rm -rf more");
     tiny_must("synth more --episodes 12 --length 8:11 --size 64x64 --state-dim 3 --action-dim 3");
     EXPECT(2, "train --config tiny.yml --checkpoint.save_path=run2 --resume --data.lerobot_config.repo_id=more",
