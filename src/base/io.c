@@ -384,18 +384,19 @@ bool vlai_temporary_dir(const char *path, char *target, char *temporary, size_t 
     return used >= 0 && (size_t)used < size;
 }
 
-/* Whether the process that was making this folder is gone: no process here has its number, and none elsewhere holds the lock. */
+/* Whether the process that was making this folder is gone: no process here has its number, and none elsewhere holds the lock. Where
+ * the file system has no locks, one elsewhere may be at it. */
 static bool is_left_over(const char *dir, const char *number)
 {
     char *end;
-    int lock;
     errno = 0;
     long pid = strtol(number, &end, 10);
-    if (number[0] < '1' || number[0] > '9' || *end || errno || pid > INT_MAX || kill((pid_t)pid, 0) == 0 || errno != ESRCH || !vlai_is_dir(dir) ||
-        vlai_lock_dir(dir, &lock, NULL) != VLA_OK)
+    if (number[0] < '1' || number[0] > '9' || *end || errno || pid > INT_MAX || kill((pid_t)pid, 0) == 0 || errno != ESRCH)
         return false;
-    vlai_unlock_dir(lock);
-    return true;
+    int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    bool locked = fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0;
+    vlai_unlock_dir(fd);
+    return locked;
 }
 
 static vla_status remove_leftovers(const char *target, vla_error *err)
@@ -423,22 +424,8 @@ static vla_status remove_leftovers(const char *target, vla_error *err)
     return VLA_OK;
 }
 
-vla_status vlai_temporary_begin(const char *target, const char *temporary, int *lock, vla_error *err)
+static vla_status remove_content(const char *path, vla_error *err)
 {
-    *lock = -1;
-    VLA_TRY(remove_leftovers(target, err));
-    VLA_TRY(vlai_remove_tree(temporary, err));
-    VLA_TRY(vlai_mkdirs(temporary, err));
-    return vlai_lock_dir(temporary, lock, err);
-}
-
-vla_status vlai_remove_tree(const char *path, vla_error *err)
-{
-    struct stat st;
-    if (lstat(path, &st) != 0)
-        return errno == ENOENT ? VLA_OK : fail_errno(err, "stat", path);
-    if (!S_ISDIR(st.st_mode))
-        return unlink(path) == 0 ? VLA_OK : fail_errno(err, "remove", path);
     char **names;
     size_t count;
     VLA_TRY(vlai_list_dir(path, &names, &count, err));
@@ -451,9 +438,33 @@ vla_status vlai_remove_tree(const char *path, vla_error *err)
             status = vlai_remove_tree(child, err);
     }
     vlai_names_free(names, count);
-    if (status == VLA_OK && rmdir(path) != 0)
-        status = fail_errno(err, "remove directory", path);
     return status;
+}
+
+vla_status vlai_temporary_begin(const char *target, const char *temporary, int *lock, vla_error *err)
+{
+    *lock = -1;
+    VLA_TRY(remove_leftovers(target, err));
+    VLA_TRY(vlai_mkdirs(temporary, err));
+    VLA_TRY(vlai_lock_dir(temporary, lock, err)); /* a process of another container may have the number of this one */
+    vla_status status = remove_content(temporary, err);
+    if (status != VLA_OK) {
+        vlai_remove_tree(temporary, NULL);
+        vlai_unlock_dir(*lock);
+        *lock = -1;
+    }
+    return status;
+}
+
+vla_status vlai_remove_tree(const char *path, vla_error *err)
+{
+    struct stat st;
+    if (lstat(path, &st) != 0)
+        return errno == ENOENT ? VLA_OK : fail_errno(err, "stat", path);
+    if (!S_ISDIR(st.st_mode))
+        return unlink(path) == 0 ? VLA_OK : fail_errno(err, "remove", path);
+    VLA_TRY(remove_content(path, err));
+    return rmdir(path) == 0 ? VLA_OK : fail_errno(err, "remove directory", path);
 }
 
 bool vlai_is_dir(const char *path)

@@ -69,7 +69,8 @@ bool vlai_temporary_file(const char *path, char *temporary, size_t size);
  * false where `path` is empty or they do not fit into `size`. */
 bool vlai_temporary_dir(const char *path, char *target, char *temporary, size_t size);
 /* Makes that folder, empty, and locks it until vlai_unlock_dir(*lock). What processes that are gone have left of making `target` is
- * removed first, with a line in the log for each. On an error *lock is -1. */
+ * removed first, with a line in the log for each. On an error *lock is -1 and nothing of this process is left; VLA_E_INVALID where
+ * a process of another container, which has the number of this one, is making it. */
 vla_status vlai_temporary_begin(const char *target, const char *temporary, int *lock, vla_error *err);
 vla_status vlai_remove_tree(const char *path, vla_error *err); /* absent is fine */
 bool vlai_is_dir(const char *path);

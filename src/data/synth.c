@@ -321,9 +321,8 @@ vla_status vlai_synth_write(const char *path, const vlai_synth_options *o, vlai_
         return vlai_fail_hint(err, VLA_E_INVALID, "name a folder that does not exist, or remove this one yourself",
                               "%s: exists already; nothing was written", target);
     int lock;
-    vla_status status = vlai_temporary_begin(target, temporary, &lock, err);
-    if (status == VLA_OK)
-        status = write_set(temporary, o, summary, err);
+    VLA_TRY(vlai_temporary_begin(target, temporary, &lock, err));
+    vla_status status = write_set(temporary, o, summary, err);
     if (status == VLA_OK) {
         status = vlai_publish(temporary, target, err);
         /* Renamed, but the folder above could not be synced: it may not last, so it must not stay. */

@@ -417,13 +417,12 @@ vla_status vlai_wallx_init(const vlai_wallx_init_options *given, vlai_wallx_init
     VLA_TRY(load_architecture(o, &architecture, err));
     int lock;
     vla_status status = vlai_temporary_begin(o->out, dir, &lock, err);
-    if (status == VLA_OK)
+    if (status == VLA_OK) {
         status = make_all(o, dir, architecture, made, err);
-    json_decref(architecture);
-    if (status != VLA_OK || o->dry) {
-        vla_error ignored = VLA_ERROR_INIT; /* the first error is the one to report */
-        vlai_remove_tree(dir, &ignored);
+        if (status != VLA_OK || o->dry)
+            vlai_remove_tree(dir, NULL);
     }
+    json_decref(architecture);
     vlai_unlock_dir(lock);
     return status;
 }

@@ -737,7 +737,7 @@ static bool exists(const char *name)
 static void test_leftovers(void **state)
 {
     (void)state;
-    char text[4096], path[PATH], killed[64], of_living[64], of_elsewhere[64];
+    char text[4096], path[PATH], killed[80], of_living[64], of_elsewhere[64];
     pid_t writer = fork();
     if (writer == 0) {
         if (chdir(folder) == 0)
@@ -781,6 +781,21 @@ static void test_leftovers(void **state)
                                "--vision-hidden 32 --vision-intermediate 48"), 0);
     assert_false(exists(of_elsewhere)); /* now nobody holds it */
     assert_true(exists(of_living));
+
+    /* Another container's process has the number of this one. */
+    vlai_synth_options o = VLAI_SYNTH_DEFAULT;
+    o.episodes = 1;
+    o.camera_count = 0;
+    snprintf(killed, sizeof killed, "%s/theirs", of_living);
+    assert_ok(vlai_remove_tree(in_folder(path, "cut"), &err), err);
+    assert_ok(vlai_mkdirs(in_folder(path, "%s", killed), &err), err);
+    assert_ok(vlai_lock_dir(in_folder(path, "%s", of_living), &lock, &err), err);
+    assert_int_equal(vlai_synth_write(in_folder(path, "cut"), &o, NULL, &err), VLA_E_INVALID);
+    assert_non_null(strstr(err.message, "in use by another process"));
+    assert_true(exists(killed));
+    vlai_unlock_dir(lock);
+    assert_ok(vlai_synth_write(in_folder(path, "cut"), &o, NULL, &err), err);
+    assert_false(exists(of_living));
 }
 
 static int set_up(void **state)
