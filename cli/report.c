@@ -55,7 +55,8 @@ int command_report(int argc, char **argv)
     for (int i = 0; i < s.damaged_count; i++)
         fprintf(stderr, "vla report: left out: %s\n", s.damaged[i].message);
     if (s.bad_lines)
-        fprintf(stderr, "vla report: %" PRId64 " lines of the metrics are no JSON objects and were passed over\n", s.bad_lines);
+        fprintf(stderr, "vla report: %" PRId64 " line%s of the metrics %s no JSON object%s with a step and %s passed over\n", s.bad_lines,
+                s.bad_lines == 1 ? "" : "s", s.bad_lines == 1 ? "is" : "are", s.bad_lines == 1 ? "" : "s", s.bad_lines == 1 ? "was" : "were");
     printf("%s: %" PRId64 " step%s, %" PRId64 " validation%s, %" PRId64 " checkpoint%s, %" PRId64 " picture%s, %zu bytes\n", s.path, s.steps,
            s.steps == 1 ? "" : "s", s.validations, s.validations == 1 ? "" : "s", s.checkpoints, s.checkpoints == 1 ? "" : "s", s.pictures,
            s.pictures == 1 ? "" : "s", s.bytes);

@@ -323,8 +323,22 @@ static void parent_of(const char *path, char parent[4096])
         slash[slash == parent] = 0;
 }
 
+/* /dev/null, a pipe, and /dev/stdout, which is a link to an open file. */
+static bool is_no_place(const char *path)
+{
+    static const char open_files[] = "/proc/";
+    char link[sizeof open_files];
+    struct stat st;
+    if (lstat(path, &st) != 0 || S_ISREG(st.st_mode) || S_ISDIR(st.st_mode))
+        return false;
+    return !S_ISLNK(st.st_mode) ||
+           (readlink(path, link, sizeof link) == (ssize_t)sizeof link && memcmp(link, open_files, sizeof open_files - 1) == 0);
+}
+
 vla_status vlai_publish(const char *temporary, const char *path, vla_error *err)
 {
+    if (is_no_place(path))
+        return vlai_fail_hint(err, VLA_E_INVALID, "name a file", "%s: a device, a pipe or an open file, which a file would replace", path);
     if (injected() || rename(temporary, path) != 0)
         return fail_errno(err, "rename into place", path);
     char parent[4096];

@@ -57,15 +57,16 @@ static vla_status read_lines(const char *run, lines *out, vla_error *err)
     VLA_TRY(vlai_read_file(path, 0, &data, &size, err));
     vla_status status = VLA_OK;
     int64_t number = 1;
-    for (const char *at = data; *at && status == VLA_OK; number++) {
-        size_t n = strcspn(at, "\n");
+    for (const char *at = data, *end; at < data + size && status == VLA_OK; number++, at = end + 1) {
+        const char *ended = memchr(at, '\n', size - (size_t)(at - data));
+        end = ended ? ended : data + size;
+        size_t n = (size_t)(end - at);
         json_t *record = json_loadb(at, n, 0, NULL);
         if (json_is_integer(json_object_get(record, "step")))
             status = add_line(out, record, err);
-        else if (n && at[n])
+        else if (n && ended)
             status = vlai_fail(err, VLA_E_FORMAT, "%s:%" PRId64 ": no record of a step", path, number);
         json_decref(record);
-        at += n + (at[n] == '\n');
     }
     vlai_free(data);
     if (status == VLA_OK && out->count)
@@ -103,7 +104,7 @@ static void compare(const lines *a, const lines *b, double rtol, vlai_comparison
         } else {
             double apart = 0;
             int k = differs(x, y, rtol, &out->worst, &apart);
-            if (k >= 0 && !out->first) {
+            if (k >= 0 && !*why) {
                 out->first = x->step;
                 snprintf(why, sizeof why, "step %" PRId64 ": %s %.9g and %.9g, %.3g apart", x->step, keys[k], x->value[k], y->value[k], apart);
             }
@@ -112,15 +113,16 @@ static void compare(const lines *a, const lines *b, double rtol, vlai_comparison
             j++;
         }
     }
-    out->same = !out->first;
+    out->same = !*why;
     size_t at;
     if (out->same)
-        at = (size_t)snprintf(out->text, sizeof out->text, "PASS: %" PRId64 " steps, loss and grad_norm within %g (at most %.3g apart)", out->steps, rtol, out->worst);
+        at = (size_t)snprintf(out->text, sizeof out->text, "PASS: %" PRId64 " step%s, loss and grad_norm within %g (at most %.3g apart)", out->steps, out->steps == 1 ? "" : "s", rtol, out->worst);
     else
-        at = (size_t)snprintf(out->text, sizeof out->text, "FAIL: %s, where %g is allowed; the first of %" PRId64 " steps that differs", why, rtol, out->steps);
+        at = (size_t)snprintf(out->text, sizeof out->text, "FAIL: %s, where %g is allowed; the first of %" PRId64 " step%s that differs", why, rtol, out->steps, out->steps == 1 ? "" : "s");
     for (int side = 0; side < 2; side++)
         if (out->alone[side] && at < sizeof out->text)
-            at += (size_t)snprintf(out->text + at, sizeof out->text - at, "; %" PRId64 " steps of the %s are not compared", out->alone[side], side ? "second" : "first");
+            at += (size_t)snprintf(out->text + at, sizeof out->text - at, "; not compared: %" PRId64 " step%s of the %s", out->alone[side],
+                                   out->alone[side] == 1 ? "" : "s", side ? "second" : "first");
 }
 
 vla_status vlai_compare_runs(const char *a, const char *b, double rtol, vlai_comparison *out, vla_error *err)

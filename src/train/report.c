@@ -92,15 +92,15 @@ static vla_status read_records(const char *run, const char *name, records *r, vl
         return VLA_OK;
     VLA_TRY(vlai_read_file(path, 0, &data, &size, err));
     vla_status status = VLA_OK;
-    for (const char *line = data; *line && status == VLA_OK;) {
-        size_t n = strcspn(line, "\n");
-        json_t *object = json_loadb(line, n, 0, NULL);
+    for (const char *line = data, *end; line < data + size && status == VLA_OK; line = end + 1) {
+        const char *ended = memchr(line, '\n', size - (size_t)(line - data));
+        end = ended ? ended : data + size;
+        json_t *object = json_loadb(line, (size_t)(end - line), 0, NULL);
         if (json_is_object(object) && json_is_number(json_object_get(object, "step")))
             status = add_record(r, object, err);
-        else if (n && line[n]) /* a last line without an end was cut off by a kill */
+        else if (ended > line) /* a last line without an end was cut off by a kill */
             r->bad++;
         json_decref(object);
-        line += n + (line[n] == '\n');
     }
     vlai_free(data);
     return status;

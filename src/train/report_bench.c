@@ -234,16 +234,16 @@ vla_status vlai_report_bench(const char *run, vlai_text *html, vla_error *err)
         return VLA_OK;
     VLA_TRY(vlai_read_file(path, 0, &data, &size, err));
     vla_status status = VLA_OK;
-    for (const char *line = data; *line && status == VLA_OK;) {
-        size_t n = strcspn(line, "\n");
-        json_t *object = json_loadb(line, n, 0, NULL);
+    for (const char *line = data, *end; line < data + size && status == VLA_OK; line = end + 1) {
+        end = memchr(line, '\n', size - (size_t)(line - data));
+        end = end ? end : data + size;
+        json_t *object = json_loadb(line, (size_t)(end - line), 0, NULL);
         if (json_is_object(object))
             status = vlai_reserve((void **)&rows, &capacity, count, sizeof *rows, err);
         if (json_is_object(object) && status == VLA_OK)
             rows[count++] = object;
         else
             json_decref(object);
-        line += n + (line[n] == '\n');
     }
     if (status == VLA_OK && count) {
         vlai_text_puts(html, "<h2>Measurements</h2>\n");

@@ -10,6 +10,7 @@
 
 #include <ctype.h>
 #include <math.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -249,6 +250,14 @@ static void says_what_is_wrong(void **state)
     snprintf(command, sizeof command, "'%s' report '%s' --out '%s' >/dev/null", VLA_TEST_PROGRAM, at("run"), at("page.html"));
     assert_int_equal(WEXITSTATUS(system(command)), 0);
     assert_true(vlai_is_file(at("page.html")));
+    /* What is no file is not replaced by one. */
+    struct stat st;
+    assert_int_equal(mkfifo(at("pipe"), 0600), 0);
+    assert_fails(vlai_report_write(at("run"), at("pipe"), &s, &err), VLA_E_INVALID, err, "pipe: a device, a pipe or an open file");
+    assert_int_equal(lstat(at("pipe"), &st), 0);
+    assert_true(S_ISFIFO(st.st_mode));
+    assert_int_equal(symlink("/proc/self/fd/1", at("output")), 0);
+    assert_fails(vlai_report_write(at("run"), at("output"), &s, &err), VLA_E_INVALID, err, "output: a device");
 }
 
 static int against(const char *first, const char *second, double rtol, vlai_comparison *c)
@@ -273,7 +282,7 @@ static void two_runs(void **state)
                                 "{\"step\": 3, \"loss\": 1, \"grad_norm\": 0, \"skipped\": 0}\n{\"step\": 4, \"loss\": 1}\n{\"step\": 5, \"lo";
     assert_int_equal(against(run, other, 0.2, &c), VLA_OK);
     assert_true(!c.same && c.first == 1 && c.worst == 0.25 && c.alone[0] == 0 && c.alone[1] == 1);
-    assert_string_equal(c.text, "FAIL: step 1: loss 2 and 2.5, 0.25 apart, where 0.2 is allowed; the first of 3 steps that differs; 1 steps of the second are not compared");
+    assert_string_equal(c.text, "FAIL: step 1: loss 2 and 2.5, 0.25 apart, where 0.2 is allowed; the first of 3 steps that differs; not compared: 1 step of the second");
     assert_int_equal(against(run, other, 0.25, &c), VLA_OK);
     assert_true(c.same);
     /* what one run skipped and the other did not differs at any tolerance; so does a norm that was 0 */
@@ -286,6 +295,15 @@ static void two_runs(void **state)
     assert_int_equal(against(run, "nothing\n{\"step\": 1}\n", 0, &c), VLA_E_FORMAT);
     assert_non_null(strstr(err.message, "second.jsonl:1: no record"));
     assert_int_equal((int)vlai_compare_runs(at("first.jsonl"), at("nowhere"), 0, &c, &err), VLA_E_NOT_FOUND);
+    /* zeros, which a file system leaves where power failed, end neither file */
+    static const char zeros[] = "{\"step\": 1, \"loss\": 2}\n\0\0\0\n{\"step\": 2, \"loss\": 3}\n";
+    assert_ok(vlai_write_file_atomic(at("second.jsonl"), zeros, sizeof zeros - 1, &err), err);
+    assert_fails(vlai_compare_runs(at("first.jsonl"), at("second.jsonl"), 0, &c, &err), VLA_E_FORMAT, err, "second.jsonl:2: no record");
+    assert_ok(vlai_mkdirs(at("zeros"), &err), err);
+    assert_ok(vlai_write_file_atomic(at("zeros/metrics.jsonl"), zeros, sizeof zeros - 1, &err), err);
+    vlai_report_summary s;
+    assert_ok(vlai_report_write(at("zeros"), NULL, &s, &err), err);
+    assert_true(s.steps == 2 && s.bad_lines == 1);
 }
 
 int main(void)
