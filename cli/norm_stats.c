@@ -100,7 +100,7 @@ static vla_status run(const request *r, vla_error *err)
         if (!wanted.action_key)
             wanted.action_key = config->keys.action;
         if (!output)
-            output = config->top.norm_stats_path ? config->top.norm_stats_path : config->data.norm_stats_path;
+            output = config->data.norm_stats_path; /* the top-level key where this one is not given */
         if (!output) {
             status = vlai_fail(err, VLA_E_INVALID, "%s: norm_stats_path is required, or --output_path", r->config);
             goto done;

@@ -138,8 +138,8 @@ vla_status vlai_config_parse(const char *data, size_t size, const char *name, co
                              size_t count, vlai_config **out, vla_error *err);
 void vlai_config_destroy(vlai_config *config);
 
-/* Folder of the data set: `root`, `root`/`repo_id`, `repo_id` itself, or `repo_id` below $HF_LEROBOT_HOME or
- * ~/.cache/huggingface/lerobot; the first of these that holds meta/info.json. */
+/* Folder of the data set: `root`, `root`/`repo_id`, `repo_id` itself, or `repo_id` below $HF_LEROBOT_HOME, else
+ * $HF_HOME/lerobot, else ~/.cache/huggingface/lerobot; the first of these that holds meta/info.json. */
 vla_status vlai_config_dataset(const vlai_config *config, char *out, size_t size, vla_error *err);
 
 /* What training needs beyond a readable file: required keys present, input paths that exist. */

@@ -282,12 +282,15 @@ vla_status vlai_config_finish(vlai_config *c, vla_error *err)
 vla_status vlai_config_dataset(const vlai_config *c, char *out, size_t size, vla_error *err)
 {
     const char *id = c->lerobot.repo_id, *root = c->lerobot.root;
-    const char *cache = getenv("HF_LEROBOT_HOME"), *home = getenv("HOME");
+    const char *cache = getenv("HF_LEROBOT_HOME"), *hub = getenv("HF_HOME"), *home = getenv("HOME");
     char where[WHERE_SIZE], below[PATH_SIZE], standard[PATH_SIZE], info[PATH_SIZE];
     if (!id)
         return vlai_fail_hint(err, VLA_E_INVALID, "give the folder of a LeRobot data set",
                               "%s: lerobot requires data.lerobot_config.repo_id to be set", c->path);
-    snprintf(standard, sizeof standard, "%s/.cache/huggingface/lerobot", home ? home : "");
+    if (hub && *hub)
+        snprintf(standard, sizeof standard, "%s/lerobot", hub);
+    else
+        snprintf(standard, sizeof standard, "%s/.cache/huggingface/lerobot", home ? home : "");
     if (root && !vlai_path_join(below, sizeof below, root, id))
         return vlai_fail(err, VLA_E_INVALID, "%s/%s: path too long", root, id);
     const char *candidates[] = {root, root ? below : NULL, id, NULL, NULL};

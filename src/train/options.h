@@ -124,7 +124,7 @@
     X(PATH, frame_cache_dir, NULL, 0, 0, WORKS, "folder of the frame cache; null = inside checkpoint.save_path")
 
 #define VLAI_OPTIONS_LEROBOT(X)                                                                                        \
-    X(PATH, repo_id, NULL, 0, 0, WORKS, "folder of the data set, or its name below root or $HF_LEROBOT_HOME")          \
+    X(PATH, repo_id, NULL, 0, 0, WORKS, "folder of the data set, or its name below root or $HF_LEROBOT_HOME (else $HF_HOME/lerobot)") \
     X(PATH, root, NULL, 0, 0, WORKS, "folder of the data set, or one that holds repo_id")                              \
     X(NUMBERS, episodes, NULL, 0, VLAI_BIG, WORKS, "episodes to use; null = all")                                      \
     X(BOOL, skip_missing, false, 0, 0, WORKS, "leave out listed episodes that the set does not have")                  \

@@ -516,13 +516,26 @@ static void before_training(void **state)
         "data: {norm_stats_path: /, lerobot_config: {repo_id: test_config_set},"
         " key_mappings: {camera: {c: v}, state: s, action: a}}\n";
     vlai_config *c = parse(whole, NULL, 0);
+    char folder[256];
     unsetenv("HF_LEROBOT_HOME");
+    unsetenv("HF_HOME");
     assert_fails(vlai_config_check_training(c, &err), VLA_E_NOT_FOUND, err,
                  "t.yml:5: data.lerobot_config.repo_id = 'test_config_set': no such LeRobot data set");
+    assert_ok(vlai_mkdirs("test_config_home/lerobot/test_config_set/meta", &err), err);
+    assert_ok(vlai_write_file_atomic("test_config_home/lerobot/test_config_set/meta/info.json", "{}", 2, &err), err);
+    static const char *const homes[][2] = {{"HF_HOME", "test_config_home"}, {"HF_LEROBOT_HOME", "test_config_home/lerobot"}};
+    for (int i = 0; i < 2; i++) { /* of both the second counts */
+        setenv(homes[i][0], homes[i][1], 1);
+        assert_ok(vlai_config_dataset(c, folder, sizeof folder, &err), err);
+        assert_string_equal(folder, "test_config_home/lerobot/test_config_set");
+        setenv("HF_HOME", "/none", 1);
+    }
+    unsetenv("HF_LEROBOT_HOME");
+    unsetenv("HF_HOME");
+    assert_ok(vlai_remove_tree("test_config_home", &err), err);
     assert_ok(vlai_mkdirs("test_config_set/meta", &err), err);
     assert_ok(vlai_write_file_atomic("test_config_set/meta/info.json", "{}", 2, &err), err);
     assert_ok(vlai_config_check_training(c, &err), err);
-    char folder[256];
     assert_ok(vlai_config_dataset(c, folder, sizeof folder, &err), err);
     assert_string_equal(folder, "test_config_set");
     vlai_config_destroy(c);
