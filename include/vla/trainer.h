@@ -142,6 +142,7 @@ typedef struct vla_trainer_options {
     const char *const *allow_change;
     int64_t batch, validation_batch; /* samples of a micro-batch; validation 0 = the same */
     int64_t accumulation;            /* micro-batches of a step */
+    int64_t accumulation_given;      /* what `accumulation` was before it followed a checkpoint of another number of ranks; 0 = it has not */
     int64_t steps;      /* stop after so many; 0 = after the epochs */
     int64_t epochs;
     int64_t stop_at;    /* end here, saved, as if it had been asked to (0 = never): schedules are not touched */

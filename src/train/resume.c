@@ -82,6 +82,8 @@ vla_status vlai_state_text(const vla_trainer_options *o, int64_t count, const vl
     set(state, "place", json_integer(p->place), &failed);
     set(state, "samples", json_integer(p->samples), &failed);
     set(state, "world", json_integer(o->world > 1 ? o->world : 1), &failed);
+    if (o->accumulation_given)
+        set(state, "accumulation_given", json_integer(o->accumulation_given), &failed);
     failed |= json_object_update(state, fixed);
     json_decref(fixed);
     set(state, "schedule", schedule_values(o, &failed), &failed);
@@ -273,7 +275,7 @@ static vla_status read_counters(const json_t *state, const char *path, vlai_prog
 
 /* Samples of a step as the state has it, and of a micro-batch of all ranks as the options do. */
 typedef struct step_sizes {
-    int64_t batch, accumulation, world, step; /* of the state */
+    int64_t batch, accumulation, given, world, step; /* of the state */
     int64_t micro, now;
 } step_sizes;
 
@@ -283,6 +285,7 @@ static vla_status read_sizes(const json_t *state, const char *path, const vla_tr
     VLA_TRY(vlai_json_need(state, "settings", JSON_OBJECT, path, &settings, err));
     VLA_TRY(vlai_json_need_int(settings, "batch", path, &out->batch, err));
     VLA_TRY(vlai_json_need_int(settings, "accumulation", path, &out->accumulation, err));
+    VLA_TRY(vlai_json_int(state, "accumulation_given", out->accumulation, path, &out->given, err));
     VLA_TRY(vlai_json_int(state, "world", 1, path, &out->world, err));
     out->now = o->world > 1 ? o->world : 1;
     if (__builtin_mul_overflow(out->batch, out->accumulation, &out->step) || __builtin_mul_overflow(out->step, out->world, &out->step) ||
@@ -300,7 +303,9 @@ vla_status vlai_state_follow(const char *text, const char *path, vla_trainer_opt
     vla_status status = read_sizes(state, path, o, &s, err);
     json_decref(state);
     VLA_TRY(status);
-    if (s.world == s.now || s.micro * o->accumulation == s.step || is_allowed(o->allow_change, "accumulation") || is_allowed(o->allow_change, "batch"))
+    bool followed = s.world == s.now && s.batch == o->batch && s.given == o->accumulation; /* the state's own run, and this is its restart */
+    if ((s.world == s.now && !followed) || s.micro * o->accumulation == s.step || is_allowed(o->allow_change, "accumulation") ||
+        is_allowed(o->allow_change, "batch"))
         return VLA_OK;
     if (s.step % s.micro)
         return vlai_fail_hint(err, VLA_E_INVALID,
@@ -310,6 +315,7 @@ vla_status vlai_state_follow(const char *text, const char *path, vla_trainer_opt
                               (long long)o->batch, (long long)s.now);
     vlai_info("resume: saved by %lld ranks, %lld now: accumulation is %lld instead of %lld, so that a step keeps its %lld samples",
               (long long)s.world, (long long)s.now, (long long)(s.step / s.micro), (long long)o->accumulation, (long long)s.step);
+    o->accumulation_given = o->accumulation;
     o->accumulation = s.step / s.micro;
     return VLA_OK;
 }

@@ -29,7 +29,8 @@ vla_status vlai_state_text(const vla_trainer_options *options, int64_t count, co
 /* Gives the choices of algorithms that a state holds to the executor, so that a run goes on to the bit. */
 vla_status vlai_state_adopt(const char *text, const char *path, vla_executor *executor, vla_error *err);
 /* With another number of ranks than the state's, accumulation follows, so that batch x accumulation x ranks stays; an error where
- * it cannot, unless options->allow_change has "accumulation" or "batch". */
+ * it cannot, unless options->allow_change has "accumulation" or "batch". It does so again where the state is of a run that has followed
+ * and the options are that run's. */
 vla_status vlai_state_follow(const char *text, const char *path, vla_trainer_options *options, vla_error *err);
 /* Every name of options->allow_change is one that a resume compares: of the options' own values, or of the state's (text NULL: there
  * is none). */
