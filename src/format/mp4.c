@@ -98,8 +98,9 @@ static bool esds_length(span *in, size_t *length)
     return n <= in->size;
 }
 
-/* DecoderSpecificInfo (tag 5) inside DecoderConfigDescriptor (4) inside ES_Descriptor (3). */
-static span esds_config(span in)
+/* DecoderSpecificInfo (tag 5) inside DecoderConfigDescriptor (4) inside ES_Descriptor (3). `object`: the type that the
+ * decoder's descriptor begins with. */
+static span esds_config(span in, int *object)
 {
     span none = {NULL, 0};
     if (in.size < 4)
@@ -116,6 +117,8 @@ static span esds_config(span in)
         size_t skip = tag == 3 ? 3 : tag == 4 ? 13 : length;
         if (skip > in.size)
             return none;
+        if (tag == 4)
+            *object = *in.data;
         in.data += skip, in.size -= skip;
     }
     return none;
@@ -136,8 +139,13 @@ static vla_status read_entry(span stsd, const char *name, vlai_mp4 *out, vla_err
     for (size_t i = 0; i < sizeof boxes / sizeof *boxes; i++)
         if (find_box(children, boxes[i], &box))
             config = box;
-    if (find_box(children, "esds", &box))
-        config = esds_config(box);
+    if (find_box(children, "esds", &box)) {
+        enum { OBJECT_JPEG = 0x6c };
+        int object = 0;
+        config = esds_config(box, &object);
+        if (object == OBJECT_JPEG)
+            memcpy(out->codec, "jpeg", sizeof out->codec);
+    }
     if (config.size) {
         enum { PADDING = 64 }; /* libavcodec reads past the end of its input */
         out->config = vlai_calloc(1, config.size + PADDING);

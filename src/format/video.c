@@ -52,11 +52,14 @@ vla_status vlai_clip_open(const char *path, vlai_clip **out, vla_error *err)
     for (size_t i = 0; i < sizeof codecs / sizeof *codecs; i++)
         if (!strcmp(codecs[i].entry, clip->mp4.codec))
             clip->codec = codecs[i].codec;
-    int32_t key = 0;
+    int32_t key = 0, before = 0;
     for (int64_t i = 0; i < clip->mp4.count; i++) {
-        if (clip->mp4.samples[i].key)
+        if (clip->mp4.samples[i].key) {
+            before = key;
             key = (int32_t)i;
-        clip->key_of[i] = key;
+        }
+        /* Pictures shown before their key frame (an open group) refer to the group before it too. */
+        clip->key_of[i] = clip->mp4.samples[i].pts < clip->mp4.samples[key].pts ? before : key;
         if (i - key + 1 > clip->gop)
             clip->gop = i - key + 1;
     }
@@ -157,6 +160,7 @@ typedef struct slot {
     int64_t next;   /* the sample to feed next; -1 after draining: starts over at a key frame */
     int64_t at;     /* ordinal of `picture`, -1 = none */
     int64_t last;   /* pts of the picture that came out last: later ones that were fed are still inside */
+    int64_t from;   /* pts at which decoding began: earlier ones lack what they refer to and are not fed */
     AVFrame *picture;
     uint64_t used;
 } slot;
@@ -169,6 +173,8 @@ struct vlai_decoder {
     uint8_t *buffer; /* one compressed sample with libavcodec's padding */
     size_t buffer_size;
     struct SwsContext *sws;
+    uint8_t *wide; /* what sws writes */
+    size_t wide_size;
     int64_t packets, opened;
 };
 
@@ -213,6 +219,7 @@ void vlai_decoder_destroy(vlai_decoder *d)
     vlai_free(d->slots);
     av_packet_free(&d->packet);
     sws_freeContext(d->sws);
+    vlai_free(d->wide);
     vlai_free(d->buffer);
     vlai_free(d);
 }
@@ -317,15 +324,16 @@ static vla_status read_sample(vlai_decoder *d, slot *s, int64_t sample, vla_erro
     return VLA_OK;
 }
 
-/* Feeds samples until the picture with the wanted time comes out. */
-static vla_status decode(vlai_decoder *d, slot *s, int64_t ordinal, vla_error *err)
+/* Feeds samples, from key frame `key` on, until the picture with the wanted time comes out. */
+static vla_status decode(vlai_decoder *d, slot *s, int64_t ordinal, int64_t key, vla_error *err)
 {
     vlai_clip *clip = s->clip;
-    int64_t target = clip->mp4.shown[ordinal], key = clip->key_of[target], pts = clip->mp4.samples[target].pts;
+    int64_t target = clip->mp4.shown[ordinal], pts = clip->mp4.samples[target].pts;
     if (s->next < 0 || key > s->next || pts <= s->last) {
         avcodec_flush_buffers(s->codec);
         s->next = key;
         s->last = INT64_MIN;
+        s->from = clip->mp4.samples[key].pts < pts ? clip->mp4.samples[key].pts : pts;
     }
     s->at = -1;
     bool draining = false;
@@ -351,6 +359,10 @@ static vla_status decode(vlai_decoder *d, slot *s, int64_t ordinal, vla_error *e
         if (s->next > target && (s->next >= clip->mp4.count || clip->mp4.samples[s->next].key)) {
             draining = true;
             avcodec_send_packet(s->codec, NULL);
+            continue;
+        }
+        if (clip->mp4.samples[s->next].pts < s->from) {
+            s->next++;
             continue;
         }
         vla_status status = read_sample(d, s, s->next, err);
@@ -387,8 +399,14 @@ vla_status vlai_decoder_read(vlai_decoder *d, vlai_clip *clip, int64_t ordinal, 
     slot *s = NULL;
     VLA_TRY(find_slot(d, clip, &s, err));
     s->used = ++d->clock;
-    if (s->at != ordinal)
-        VLA_TRY(decode(d, s, ordinal, err));
+    if (s->at != ordinal) {
+        int64_t key = clip->key_of[clip->mp4.shown[ordinal]];
+        vla_status status = decode(d, s, ordinal, key, err);
+        /* H.264 keeps pictures back that follow an open group's key frame until that one has come out. */
+        if (status == VLA_E_CORRUPT && key > 0)
+            status = decode(d, s, ordinal, clip->key_of[key - 1], err);
+        VLA_TRY(status);
+    }
     const AVFrame *p = s->picture;
     out->width = p->width;
     out->height = p->height;
@@ -408,7 +426,8 @@ vla_status vlai_decoder_read(vlai_decoder *d, vlai_clip *clip, int64_t ordinal, 
 vla_status vlai_decoder_rgb(vlai_decoder *d, const vlai_frame *frame, uint8_t *rgb, vla_error *err)
 {
     const AVFrame *p = frame->picture;
-    if (p->format == AV_PIX_FMT_YUV420P && p->color_range != AVCOL_RANGE_JPEG) {
+    /* libswscale takes its general code for odd heights: that one interpolates chroma. */
+    if (p->format == AV_PIX_FMT_YUV420P && p->color_range != AVCOL_RANGE_JPEG && p->height % 2 == 0) {
         vlai_yuv420_to_rgb(frame->planes, frame->strides, p->width, p->height, rgb);
         return VLA_OK;
     }
@@ -416,10 +435,23 @@ vla_status vlai_decoder_rgb(vlai_decoder *d, const vlai_frame *frame, uint8_t *r
                                   AV_PIX_FMT_RGB24, SWS_BILINEAR, NULL, NULL, NULL);
     if (!d->sws)
         return vlai_fail(err, VLA_E_UNSUPPORTED, "pixel format %s cannot be converted to RGB", frame->pixel_format);
-    uint8_t *planes[4] = {rgb, NULL, NULL, NULL};
-    int strides[4] = {3 * p->width, 0, 0, 0};
+    /* Its fast code writes eight pixels at a time and leaves out the last ones where a row has no room for all eight. */
+    int row = 3 * p->width, stride = 3 * ((p->width + 31) / 32 * 32);
+    size_t bytes = (size_t)stride * (size_t)p->height;
+    if (bytes > d->wide_size) {
+        vlai_free(d->wide);
+        d->wide_size = 0;
+        d->wide = vlai_alloc_aligned(bytes, 64);
+        if (!d->wide)
+            return vlai_nomem(err, bytes);
+        d->wide_size = bytes;
+    }
+    uint8_t *planes[4] = {d->wide, NULL, NULL, NULL};
+    int strides[4] = {stride, 0, 0, 0};
     if (sws_scale(d->sws, (const uint8_t *const *)p->data, p->linesize, 0, p->height, planes, strides) != p->height)
         return vlai_fail(err, VLA_E_INTERNAL, "conversion of %s to RGB stopped early", frame->pixel_format);
+    for (int y = 0; y < p->height; y++)
+        memcpy(rgb + (size_t)y * (size_t)row, d->wide + (size_t)y * (size_t)stride, (size_t)row);
     return VLA_OK;
 }
 

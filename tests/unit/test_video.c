@@ -7,6 +7,8 @@
 #include "format/video.h"
 #include "format/video_write.h"
 
+#include <libavcodec/avcodec.h>
+#include <libavformat/avformat.h>
 #include <unistd.h>
 
 enum { SIDE = 64, FRAMES = 25 };
@@ -90,6 +92,107 @@ static void any_order(void **state)
         assert_fails(vlai_decoder_read(decoder, clip, FRAMES, &frame, &err), VLA_E_NOT_FOUND, err, "has 25");
         assert_fails(vlai_decoder_read(decoder, clip, -1, &frame, &err), VLA_E_NOT_FOUND, err, path);
         vlai_decoder_destroy(decoder);
+        vlai_clip_close(clip);
+    }
+    unlink(path);
+}
+
+/* FRAMES pictures that show their number, by any encoder of libavcodec. False: there is no such encoder. */
+static bool write_foreign(const char *name, enum AVPixelFormat format, const char *option, const char *value)
+{
+    const AVCodec *codec = avcodec_find_encoder_by_name(name);
+    if (!codec)
+        return false;
+    AVFormatContext *file;
+    AVDictionary *options = NULL;
+    assert_int_equal(avformat_alloc_output_context2(&file, NULL, "mp4", path), 0);
+    AVCodecContext *encoder = avcodec_alloc_context3(codec);
+    encoder->width = encoder->height = SIDE;
+    encoder->pix_fmt = format;
+    encoder->time_base = (AVRational){1, 10};
+    encoder->gop_size = 6;
+    encoder->max_b_frames = codec->id == AV_CODEC_ID_MJPEG ? 0 : 2;
+    encoder->thread_count = 1;
+    encoder->color_range = format == AV_PIX_FMT_YUVJ420P ? AVCOL_RANGE_JPEG : AVCOL_RANGE_MPEG;
+    encoder->flags |= AV_CODEC_FLAG_GLOBAL_HEADER;
+    if (option)
+        av_dict_set(&options, option, value, 0);
+    assert_int_equal(avcodec_open2(encoder, codec, &options), 0);
+    av_dict_free(&options);
+    AVStream *stream = avformat_new_stream(file, NULL);
+    stream->time_base = encoder->time_base;
+    assert_true(avcodec_parameters_from_context(stream->codecpar, encoder) >= 0);
+    assert_true(avio_open(&file->pb, path, AVIO_FLAG_WRITE) >= 0);
+    assert_true(avformat_write_header(file, NULL) >= 0);
+    AVPacket *packet = av_packet_alloc();
+    AVFrame *frame = av_frame_alloc();
+    for (int i = 0; i <= FRAMES; i++) {
+        av_frame_unref(frame);
+        frame->width = frame->height = SIDE;
+        frame->format = format;
+        frame->pts = i;
+        if (i < FRAMES) {
+            assert_int_equal(av_frame_get_buffer(frame, 0), 0);
+            for (int y = 0; y < SIDE; y++)
+                for (int x = 0; x < SIDE; x++)
+                    frame->data[0][y * frame->linesize[0] + x] = i >> x / 8 & 1 ? 220 : 30;
+            for (int y = 0; y < SIDE / 2; y++)
+                for (int plane = 1; plane < 3; plane++)
+                    memset(frame->data[plane] + y * frame->linesize[plane], 128, SIDE / 2);
+        }
+        assert_int_equal(avcodec_send_frame(encoder, i < FRAMES ? frame : NULL), 0);
+        while (avcodec_receive_packet(encoder, packet) == 0) {
+            packet->duration = 1;
+            av_packet_rescale_ts(packet, encoder->time_base, stream->time_base);
+            assert_int_equal(av_interleaved_write_frame(file, packet), 0);
+        }
+    }
+    assert_int_equal(av_write_trailer(file), 0);
+    avio_closep(&file->pb);
+    avformat_free_context(file);
+    avcodec_free_context(&encoder);
+    av_frame_free(&frame);
+    av_packet_free(&packet);
+    return true;
+}
+
+/* Each frame by a decoder that has read nothing before, and all in one decoder: open groups, whose first pictures in time
+ * refer to the group before, and JPEG under the name of MPEG-4. */
+static void foreign_streams(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *encoder;
+        enum AVPixelFormat format;
+        const char *option, *value;
+    } cases[] = {{"libx264", AV_PIX_FMT_YUV420P, "x264-params", "open-gop=1:scenecut=0:b-adapt=0"},
+                 {"libx265", AV_PIX_FMT_YUV420P, "x265-params",
+                  "log-level=none:open-gop=1:bframes=3:keyint=6:min-keyint=6:scenecut=0:pools=none:frame-threads=1"},
+                 {"mpeg4", AV_PIX_FMT_YUV420P, NULL, NULL},
+                 {"mjpeg", AV_PIX_FMT_YUVJ420P, NULL, NULL}};
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        if (!write_foreign(cases[c].encoder, cases[c].format, cases[c].option, cases[c].value))
+            continue;
+        vla_error err = VLA_ERROR_INIT;
+        vlai_clip *clip;
+        vlai_decoder *shared, *fresh;
+        vlai_frame frame;
+        static uint8_t rgb[SIDE * SIDE * 3];
+        assert_ok(vlai_clip_open(path, &clip, &err), err);
+        assert_int_equal(vlai_clip_frames(clip), FRAMES);
+        assert_ok(vlai_decoder_create(1, &shared, &err), err);
+        for (int k = 0; k < FRAMES; k++) {
+            int i = (k * 7 + 3) % FRAMES; /* every frame once: 7 and 25 share no factor */
+            assert_ok(vlai_decoder_create(1, &fresh, &err), err);
+            for (int d = 0; d < 2; d++) {
+                vlai_decoder *decoder = d ? shared : fresh;
+                assert_ok(vlai_decoder_read(decoder, clip, i, &frame, &err), err);
+                assert_ok(vlai_decoder_rgb(decoder, &frame, rgb, &err), err);
+                assert_int_equal(number_in(rgb), i);
+            }
+            vlai_decoder_destroy(fresh);
+        }
+        vlai_decoder_destroy(shared);
         vlai_clip_close(clip);
     }
     unlink(path);
@@ -179,13 +282,58 @@ static void colours(void **state)
     }
 }
 
+/* What the rule of 4:2:0 does not cover: the expected numbers are PyAV 15.1's (FFmpeg 7.1), `frame.to_rgb()`. */
+static void other_conversions(void **state)
+{
+    (void)state;
+    static const uint8_t odd[3][18] = {
+        {165, 18, 0, 178, 31, 0, 210, 28, 0, 223, 41, 0, 255, 39, 16, 255, 52, 28},
+        {96, 83, 137, 109, 96, 150, 143, 94, 189, 155, 107, 202, 188, 103, 240, 201, 116, 253},
+        {139, 126, 180, 152, 139, 193, 186, 137, 232, 198, 150, 245, 231, 146, 255, 244, 159, 255}};
+    vla_error err = VLA_ERROR_INIT;
+    vlai_decoder *decoder;
+    assert_ok(vlai_decoder_create(1, &decoder, &err), err);
+    AVFrame *picture = av_frame_alloc();
+    vlai_frame frame = {.picture = picture};
+    picture->width = 6, picture->height = 3, picture->format = AV_PIX_FMT_YUV420P;
+    assert_int_equal(av_frame_get_buffer(picture, 0), 0);
+    for (int i = 0; i < 3; i++) {
+        frame.planes[i] = picture->data[i], frame.strides[i] = picture->linesize[i];
+        for (int y = 0; y < (i ? 2 : 3); y++)
+            for (int x = 0; x < (i ? 3 : 6); x++)
+                picture->data[i][y * picture->linesize[i] + x] =
+                    (uint8_t)(i == 0 ? 60 + 37 * y + 11 * x : i == 1 ? 60 + 90 * y + 13 * x : 200 - 70 * y + 13 * x);
+    }
+    uint8_t rgb[66 * 4 * 3];
+    assert_ok(vlai_decoder_rgb(decoder, &frame, rgb, &err), err); /* an odd height */
+    assert_memory_equal(rgb, odd, sizeof odd);
+    static const enum AVPixelFormat formats[] = {AV_PIX_FMT_YUVJ420P, AV_PIX_FMT_YUV422P, AV_PIX_FMT_YUV444P};
+    for (size_t f = 0; f < 3; f++) { /* rows that are no multiple of eight pixels: grey to the last column */
+        av_frame_unref(picture);
+        picture->width = 66, picture->height = 4, picture->format = formats[f];
+        assert_int_equal(av_frame_get_buffer(picture, 0), 0);
+        for (int i = 0; i < 3; i++) {
+            frame.planes[i] = picture->data[i], frame.strides[i] = picture->linesize[i];
+            memset(picture->data[i], 128, (size_t)(picture->linesize[i] * (i && f == 0 ? 2 : 4)));
+        }
+        memset(rgb, 0, sizeof rgb);
+        assert_ok(vlai_decoder_rgb(decoder, &frame, rgb, &err), err);
+        for (size_t i = 0; i < sizeof rgb; i++)
+            assert_in_range(rgb[i], f == 0 ? 127 : 129, f == 0 ? 129 : 131); /* full range: 128; limited: 130 */
+    }
+    av_frame_free(&picture);
+    vlai_decoder_destroy(decoder);
+}
+
 int main(void)
 {
     snprintf(path, sizeof path, "/tmp/vla-test-video-%d.mp4", (int)getpid());
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(any_order),
+        cmocka_unit_test(foreign_streams),
         cmocka_unit_test(damage),
         cmocka_unit_test(colours),
+        cmocka_unit_test(other_conversions),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
