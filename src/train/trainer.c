@@ -427,15 +427,19 @@ vla_status vla_trainer_prepare(vla_trainer *t, vla_trainer_memory *memory, vla_e
 
 /* ---- one step ---- */
 
+/* Mean of the last losses that are finite; where none is, the loss itself. */
 static double smooth(vla_trainer *t, double loss)
 {
-    int64_t size = t->options.loss_smooth > 0 ? t->options.loss_smooth : 1;
+    int64_t size = t->options.loss_smooth > 0 ? t->options.loss_smooth : 1, finite = 0;
     double sum = 0;
     t->window_loss[t->window++ % size] = loss;
     int64_t n = t->window < size ? t->window : size;
     for (int64_t i = 0; i < n; i++)
-        sum += t->window_loss[i];
-    return sum / (double)n;
+        if (isfinite(t->window_loss[i])) {
+            sum += t->window_loss[i];
+            finite++;
+        }
+    return finite ? sum / (double)finite : loss;
 }
 
 static void fill_record(vla_trainer *t, vla_record *r)

@@ -332,6 +332,16 @@ static void steps_allocate_nothing(void **state)
     vla_trainer_destroy(trainer);
 }
 
+static vla_record seen[16]; /* the records of steps, as they came */
+static int seen_count;
+
+static void see(void *user, const vla_record *r)
+{
+    (void)user;
+    if (r->kind == VLA_RECORD_STEP && seen_count < 16)
+        seen[seen_count++] = *r;
+}
+
 /* Bad samples: their steps are skipped and named, weights stay finite; too many in a row end the run unsaved. */
 static void bad_values_are_skipped(void **state)
 {
@@ -343,9 +353,17 @@ static void bad_values_are_skipped(void **state)
     o.steps = 0;
     o.schedule = VLA_LR_CONSTANT;
     toy t = plain;
+    o.loss_smooth = 3;
+    o.report = see;
+    seen_count = 0;
     t.nan_from = 9;
     t.nan_to = 13;
     assert_ok(train(&t, &o, &err), err);
+    assert_int_equal(seen_count, 12);
+    assert_true(isnan(seen[2].loss) && isnan(seen[3].loss)); /* and are no part of the printed mean of three */
+    assert_float_equal(seen[3].smooth_loss, seen[1].loss, 1e-12);
+    assert_float_equal(seen[4].smooth_loss, seen[4].loss, 1e-12);
+    assert_float_equal(seen[6].smooth_loss, (seen[4].loss + seen[5].loss + seen[6].loss) / 3, 1e-12);
     assert_non_null(strstr(logged.data, "step 3: the loss is not finite with toy set, sample 9"));
     size_t n;
     char *text = slurp(at("bad"), "metrics.jsonl", &n);
@@ -361,6 +379,7 @@ static void bad_values_are_skipped(void **state)
     vlai_free(text);
 
     o.run = at("worse");
+    o.report = NULL;
     o.save_interval = 1;
     t.nan_to = 40;
     assert_fails(train(&t, &o, &err), VLA_E_NONFINITE, err, "3 steps in a row were not finite, the last of them step 5: 'loss' (nan)");
