@@ -25,6 +25,7 @@ int vlai_settings_group(const char *parameter, void *user)
 vla_status vlai_settings_check_groups(const vlai_config *config, const vla_store *store, vla_error *err)
 {
     const vlai_lr_groups *groups = &config->optimizer.lr_groups;
+    size_t together = 0;
     for (size_t g = 0; g < groups->count; g++) {
         size_t taken = 0;
         for (size_t i = 0; i < vla_store_count(store); i++) {
@@ -40,7 +41,11 @@ vla_status vlai_settings_check_groups(const vlai_config *config, const vla_store
         if (taken == 0 && groups->groups[g].fail_on_empty)
             return vlai_fail_hint(err, VLA_E_INVALID, "correct its include list, or set fail_on_empty: false",
                                   "optimizer.lr_groups: group '%s' matches no parameter", groups->groups[g].name);
+        together += taken;
     }
+    if (config->optimizer.train_action_expert_only && together == 0)
+        return vlai_fail_hint(err, VLA_E_INVALID, "correct the include lists of optimizer.lr_groups",
+                              "train_action_expert_only: no group matches a parameter, and nothing would be trained");
     return VLA_OK;
 }
 

@@ -14,7 +14,8 @@ VLA_BEGIN_DECLS
 /* Learning-rate group of a parameter: 0 = base, 1 + i = entry i of optimizer.lr_groups, matched by substring. `config` is
  * a const vlai_config *, void for use as callback (NULL: always 0). */
 int vlai_settings_group(const char *parameter, void *config);
-/* A parameter that two groups take, or a group that takes none and must not be empty. */
+/* Errors: a parameter that two groups take, a group that takes none and must not be empty, train_action_expert_only with
+ * groups that take none together. */
 vla_status vlai_settings_check_groups(const vlai_config *config, const vla_store *store, vla_error *err);
 vla_adamw_options vlai_settings_adamw(const vlai_config *config);
 vlai_schedule vlai_settings_schedule(const vlai_config *config);

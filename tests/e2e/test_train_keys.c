@@ -190,12 +190,61 @@ static void an_unused_tensor_stays(void **state)
     vlai_safetensors_close(st);
 }
 
+#define OPTIMIZER "--hyperparams.optimizer."
+
+static void groups_that_do_not_fit(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *options, *said;
+    } rows[] = {
+        {OPTIMIZER "lr_groups=[{\"name\":\"a\",\"lr\":1e-3,\"include\":[\"visual\"]},{\"name\":\"b\",\"lr\":1e-3,\"include\":[\"merger\"]}]",
+         "parameter 'visual.merger.ln_q.weight' matches both 'a' and 'b'"},
+        {OPTIMIZER "lr_groups=[{\"name\":\"a\",\"lr\":1e-3,\"include\":[\"nothing\"]}]", "group 'a' matches no parameter"},
+        {OPTIMIZER "lr_groups=[{\"name\":\"a\",\"lr\":1e-3,\"include\":[\"nothing\"],\"fail_on_empty\":false}] " OPTIMIZER
+                   "train_action_expert_only=true", "train_action_expert_only: no group matches a parameter"},
+        {OPTIMIZER "train_action_expert_only=true", "train_action_expert_only needs a group"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char arguments[1024];
+        snprintf(arguments, sizeof arguments, "train --config tiny.yml --checkpoint.save_path=groups %s", rows[i].options);
+        assert_int_equal(tiny_run(NULL, arguments), 2);
+        tiny_said(rows[i].said);
+    }
+}
+
+/* The reference's keywords pick the action expert; what they do not pick keeps its bits, whatever the decay. */
+static void the_action_expert_alone(void **state)
+{
+    (void)state;
+    static const char *const words[] = {"action_preprocessor", "moe.experts.1", "qkv_proj_experts.1", "o_proj_experts.1",
+                                        "input_layernorms.1", "post_attention_layernorms.1", "model.norms.1"};
+    tiny_must("train --config tiny.yml --checkpoint.save_path=expert --stop-at 2 " OPTIMIZER "train_action_expert_only=true "
+              OPTIMIZER "action_expert_learning_rate=1e-3 " OPTIMIZER "weight_decay=0.1");
+    vlai_safetensors *from = open_weights("start/model.safetensors"), *st = open_weights("expert/0_2/model.safetensors");
+    int moved = 0, still = 0;
+    for (size_t i = 0; i < vlai_safetensors_count(st); i++) {
+        const vlai_tensor_view *v = vlai_safetensors_at(st, i), *old = vlai_safetensors_find(from, v->name);
+        bool expert = false, same = memcmp(v->data, old->data, v->bytes) == 0;
+        for (size_t k = 0; k < sizeof words / sizeof *words; k++)
+            expert |= strstr(v->name, words[k]) != NULL;
+        if (same == expert && !strstr(v->name, "propri_proj")) /* the state is text: it is not used */
+            fail_msg("%s %s", v->name, same ? "stays" : "moves");
+        moved += !same;
+        still += same;
+    }
+    assert_true(moved > 10 && still > 20);
+    vlai_safetensors_close(from);
+    vlai_safetensors_close(st);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(keys_that_change_the_first_loss), cmocka_unit_test(the_flow_loss_has_a_weight),
         cmocka_unit_test(keys_without_effect_say_so),      cmocka_unit_test(depth_cameras_stay_unmapped), cmocka_unit_test(drawn_weights),
         cmocka_unit_test(pretrained_weights),              cmocka_unit_test(an_unused_tensor_stays),
+        cmocka_unit_test(groups_that_do_not_fit),          cmocka_unit_test(the_action_expert_alone),
     };
     return cmocka_run_group_tests(tests, tiny_make, drop_root);
 }
