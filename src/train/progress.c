@@ -23,7 +23,7 @@ static void put(line *l, const char *format, ...)
 void vlai_step_line(const vla_record *r, char *out, size_t size)
 {
     line l = {out, size, 0};
-    put(&l, " epoch %3lld/%lld | iter %6lld/%6lld | loss %.6f |", (long long)r->epoch, (long long)r->epochs,
+    put(&l, " epoch %3lld/%3lld | iter %6lld/%6lld | loss %.6f |", (long long)r->epoch, (long long)r->epochs,
         (long long)r->iteration, (long long)r->iterations, r->smooth_loss);
     for (int i = 0; i < r->parts; i++)
         put(&l, " %s %.6f |", r->part_name[i], r->part[i]);

@@ -15,6 +15,9 @@ static void step_line_is_the_references(void **state)
     vlai_step_line(&r, line, sizeof line);
     assert_string_equal(line, " epoch   0/100 | iter      3/ 16238 | loss 0.301234 | flow_loss 0.301234 | lr 0.000003 | "
                               "time_current_backward_step 0.859000s |");
+    r.epochs = 5; /* both numbers take three places, those of iterations six */
+    vlai_step_line(&r, line, sizeof line);
+    assert_memory_equal(line, " epoch   0/  5 | iter      3/ 16238 | ", 38);
     char cut[20];
     vlai_step_line(&r, cut, sizeof cut);
     assert_memory_equal(cut, line, 19);
