@@ -3,8 +3,7 @@
 #include "base/fail.h"
 #include "base/json.h"
 #include "data/check.h"
-#include "format/image.h"
-#include "format/parquet.h"
+#include "data/frames.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -162,10 +161,7 @@ static vla_status look_at_images(const vla_dataset *set, const vlai_camera *came
         bool bare = column->type == VLAI_PARQUET_TEXT;
         vla_status status = vlai_parquet_read(parquet, column, i, 1, bare ? VLAI_PARQUET_TEXT : VLAI_PARQUET_IMAGE, &v, &inner);
         if (status == VLA_OK) {
-            if (v.count == 1)
-                status = vlai_image_read(v.bytes[0].data, v.bytes[0].size, feature->name, &image, &inner);
-            else
-                status = vlai_fail(&inner, VLA_E_CORRUPT, "the picture is not embedded");
+            status = vlai_frame_cell(set, &v, feature->name, &image, &inner);
             vlai_parquet_values_fini(&v);
         }
         if (status == VLA_E_NOMEM) {

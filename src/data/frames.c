@@ -164,19 +164,30 @@ static vla_status hold_file(vla_frame_reader *reader, int number, vlai_parquet *
 }
 
 /* A picture that was never embedded: its path, relative to the set, if that stays inside. */
-static vla_status read_outside(vla_frame_reader *reader, const vlai_parquet_bytes *path, const char *name, vla_error *err)
+static vla_status read_outside(const vla_dataset *set, const vlai_parquet_bytes *path, const char *name, vlai_image *out,
+                               vla_error *err)
 {
     char full[4096];
     const char *text = (const char *)path->data;
-    if (!text || vlai_path_escapes(text) || !vlai_path_join(full, sizeof full, reader->set->root, text))
+    if (!text || vlai_path_escapes(text) || !vlai_path_join(full, sizeof full, set->root, text))
         return vlai_fail(err, VLA_E_CORRUPT, "%s: the picture is not embedded%s", name,
                          text ? " and its path leads out of the dataset" : "");
     char *data;
     size_t size;
     VLA_TRY(vlai_prefix(err, vlai_read_file(full, 0, &data, &size, err), "%s: not embedded", name));
-    vla_status status = vlai_image_read((const uint8_t *)data, size, name, &reader->image, err);
+    vla_status status = vlai_image_read((const uint8_t *)data, size, name, out, err);
     vlai_free(data);
     return status;
+}
+
+vla_status vlai_frame_cell(const vla_dataset *set, const vlai_parquet_values *cell, const char *name, vlai_image *out,
+                           vla_error *err)
+{
+    if (cell->count == 1)
+        return vlai_image_read(cell->bytes[0].data, cell->bytes[0].size, name, out, err);
+    if (cell->paths)
+        return read_outside(set, &cell->paths[0], name, out, err);
+    return vlai_fail(err, VLA_E_CORRUPT, "%s: the picture is null", name);
 }
 
 static vla_status read_image(vla_frame_reader *reader, int64_t row, const vla_feature *feature, vla_picture *out,
@@ -199,13 +210,7 @@ static vla_status read_image(vla_frame_reader *reader, int64_t row, const vla_fe
     char name[600];
     snprintf(name, sizeof name, "%s/%s: camera '%s', episode %lld, frame %lld", set->root, set->files[e->file].path,
              feature->name, (long long)e->index, (long long)frame);
-    vla_status status;
-    if (v.count == 1)
-        status = vlai_image_read(v.bytes[0].data, v.bytes[0].size, name, &reader->image, err);
-    else if (v.paths)
-        status = read_outside(reader, &v.paths[0], name, err);
-    else
-        status = vlai_fail(err, VLA_E_CORRUPT, "%s: the picture is null", name);
+    vla_status status = vlai_frame_cell(set, &v, name, &reader->image, err);
     vlai_parquet_values_fini(&v);
     if (status == VLA_OK)
         *out = (vla_picture){reader->image.data, reader->image.width, reader->image.height};
