@@ -24,7 +24,7 @@ typedef struct head {
     char key[NAME_BYTES]; /* digest, transform and sizes as text */
 } head;
 
-static const char magic[8] = "vlafrm1";
+static const char magic[8] = "vlafrm2";
 
 /* Of a picture in this process. */
 enum { UNKNOWN, WRITING, READY };
