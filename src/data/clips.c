@@ -63,8 +63,8 @@ static void report_file(vla_dataset *set, const vlai_camera *camera, const char 
         f.episode = set->episodes[users[0]].index;
     }
     mark_bad(set, users, count);
-    vlai_report(findings, &f, "%s (camera %s, %lld episodes from episode %lld)", why->message, f.camera, (long long)count,
-                (long long)set->episodes[users[0]].index);
+    vlai_report(findings, &f, "%s (camera %s, %lld episode%s from episode %lld)", why->message, f.camera, (long long)count,
+                count == 1 ? "" : "s", (long long)set->episodes[users[0]].index);
 }
 
 static void compare_frames(vla_dataset *set, const vlai_camera *camera, vlai_clip_file *file, const int64_t *users,

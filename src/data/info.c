@@ -86,7 +86,15 @@ static int64_t whole(const json_t *info, const char *key, int64_t fallback, int6
     } else if (!json_is_integer(value)) {
         vlai_finding f = vlai_finding_error("value", file);
         f.key = key;
-        vlai_report(findings, &f, "%s is not a whole number", key);
+        const char *text = json_string_value(value);
+        if (text)
+            f.found = vlai_value_text(text);
+        else if (json_is_number(value))
+            f.found = vlai_value_real(number);
+        if (json_is_number(value))
+            vlai_report(findings, &f, "%s is %g, wanted a whole number", key, number);
+        else
+            vlai_report(findings, &f, "%s is %s%s%s, wanted a whole number", key, text ? "'" : "", text ? text : "no number", text ? "'" : "");
         return fallback;
     }
     if (got < low) {
@@ -353,7 +361,7 @@ static void look_at_splits(const vla_dataset *set, const json_t *info, vlai_find
 {
     const char *train = json_string_value(json_object_get(json_object_get(info, "splits"), "train"));
     long long first, end;
-    if (train && sscanf(train, "%lld:%lld", &first, &end) == 2 && (first < 0 || end < first || end > set->total_episodes))
+    if (train && set->total_episodes >= 0 && sscanf(train, "%lld:%lld", &first, &end) == 2 && (first < 0 || end < first || end > set->total_episodes))
         odd(findings, "splits.train '%s' is not a range of the %lld episodes", train, (long long)set->total_episodes);
 }
 

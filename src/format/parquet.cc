@@ -97,6 +97,9 @@ template <class Body> vla_status guarded(const std::string &path, vla_error *err
         vla_status status = e.status().IsOutOfMemory() ? VLA_E_NOMEM : e.status().IsIOError() ? VLA_E_IO : VLA_E_CORRUPT;
         return vlai_fail(err, status, "%s: %s", path.c_str(), e.status().message().c_str());
     } catch (const std::exception &e) {
+        if (strstr(e.what(), "deserialize thrift")) /* what follows may hold bytes of the file */
+            return vlai_fail_hint(err, VLA_E_CORRUPT, "download the file again", "%s: damaged: its footer or the header of a page cannot be decoded",
+                                  path.c_str());
         return vlai_fail(err, VLA_E_CORRUPT, "%s: %s", path.c_str(), e.what());
     } catch (...) {
         return vlai_fail(err, VLA_E_INTERNAL, "%s: unknown exception", path.c_str());

@@ -149,6 +149,8 @@ static void kinds_once(void **state)
         {"meta/info.json", "", "file-empty", "the file is empty: the folder cannot be read as a LeRobot dataset"},
         {"meta/episodes.jsonl", NULL, "file-missing", "the file is missing: the episodes cannot be listed"},
         {"meta/tasks.jsonl", "version https://git-lfs.github.com/spec/v1\n", "lfs-pointer", "the file is a Git-LFS pointer: the instructions cannot be read"},
+        {"meta/info.json", "{\"codebase_version\": \"v2.1\", \"total_episodes\": \"6\", \"splits\": {\"train\": \"0:6\"}}", "value", "total_episodes is '6', wanted a whole number"},
+        {"meta/info.json", "{\"codebase_version\": \"v2.1\", \"total_frames\": 2.5}", "value", "total_frames is 2.5, wanted a whole number"},
     };
     char root[] = "/tmp/vla-check-XXXXXX", command[512], path[128];
     vla_error err = VLA_ERROR_INIT;
@@ -166,11 +168,13 @@ static void kinds_once(void **state)
         snprintf(path, sizeof path, "%s/%zu", root, i);
         json_t *findings = check("", path, &code), *finding;
         assert_int_equal(code, 3);
-        json_array_foreach(findings, k, finding)
+        json_array_foreach(findings, k, finding) {
+            assert_null(strstr(text(finding, "message"), "-1"));
             if (!strcmp(text(finding, "file"), rows[i].file) && !strcmp(text(finding, "kind"), rows[i].kind)) {
                 assert_string_equal(text(finding, "message"), rows[i].message);
                 told++;
             }
+        }
         assert_int_equal(told, 1);
         json_decref(findings);
     }
