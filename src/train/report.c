@@ -339,6 +339,16 @@ static void put_error_rows(page *p, const json_t *list, const char *name_key, co
     }
 }
 
+/* A file that cannot be read is left out and named; only want of memory ends the page. */
+static vla_status leave_out(page *p, vla_status status, const vla_error *why, vla_error *err)
+{
+    if (status == VLA_E_NOMEM)
+        return vlai_fail(err, status, "%s", why->message);
+    if (status != VLA_OK && p->summary->damaged_count < VLAI_REPORT_FILES)
+        p->summary->damaged[p->summary->damaged_count++] = *why;
+    return VLA_OK;
+}
+
 static void put_base64(vlai_text *out, const uint8_t *data, size_t size)
 {
     static const char letters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
@@ -360,7 +370,10 @@ static vla_status put_picture(page *p, const char *dir, const char *name, vla_er
         return vlai_fail(err, VLA_E_INVALID, "%s: path too long", dir);
     if (!vlai_is_file(path))
         return VLA_OK;
-    VLA_TRY(vlai_read_file(path, PICTURE_BYTES, &data, &size, err));
+    vla_error why = VLA_ERROR_INIT;
+    vla_status status = vlai_read_file(path, PICTURE_BYTES, &data, &size, &why);
+    if (status != VLA_OK)
+        return leave_out(p, status, &why, err);
     vlai_text_puts(&p->html, "<figure><img class=plot alt=\"");
     vlai_html_escape(&p->html, name);
     vlai_text_puts(&p->html, "\" src=\"data:image/png;base64,");
@@ -410,7 +423,8 @@ static vla_status put_checkpoints(page *p, vla_error *err)
 {
     vlai_ckpt_entry *entries;
     size_t count;
-    VLA_TRY(vlai_ckpt_list(p->run, &entries, &count, err));
+    vla_error why = VLA_ERROR_INIT;
+    VLA_TRY(leave_out(p, vlai_ckpt_list(p->run, &entries, &count, &why), &why, err));
     p->summary->checkpoints = (int64_t)count;
     if (count) {
         vlai_text_puts(&p->html, "<h2>Checkpoints</h2>\n<div class=scroll><table><tr><th>folder</th><th>epoch</th><th>step</th></tr>\n");
@@ -469,20 +483,21 @@ static vla_status put_page(page *p, const char *predict_dir, vla_error *err)
         vlai_html_escape(h, config_text(p, "model", NULL, "config_path"));
     }
     vlai_text_printf(h, " &middot; vla %s</p>\n", VLA_VERSION);
-    for (int i = 0; i < p->summary->damaged_count; i++) {
-        vlai_text_puts(h, "<p class=sub>left out: ");
-        vlai_html_escape(h, p->summary->damaged[i].message);
-        vlai_text_puts(h, "</p>\n");
-    }
     if (p->steps.count) {
         VLA_TRY(put_tiles(p, err));
         put_charts(p);
     }
     if (p->predict)
         VLA_TRY(put_predictions(p, predict_dir, err));
-    VLA_TRY(vlai_report_bench(p->run, h, err));
+    vla_error why = VLA_ERROR_INIT;
+    VLA_TRY(leave_out(p, vlai_report_bench(p->run, h, &why), &why, err));
     VLA_TRY(put_checkpoints(p, err));
     VLA_TRY(put_config(p, err));
+    for (int i = 0; i < p->summary->damaged_count; i++) {
+        vlai_text_puts(h, "<p class=sub>left out: ");
+        vlai_html_escape(h, p->summary->damaged[i].message);
+        vlai_text_puts(h, "</p>\n");
+    }
     vlai_text_puts(h, "</main></body></html>\n");
     return vlai_text_status(h, err);
 }
@@ -491,22 +506,19 @@ static vla_status put_page(page *p, const char *predict_dir, vla_error *err)
 static vla_status load_optional(page *p, const char *dir, const char *name, json_t **out, vla_error *err)
 {
     char path[PATH];
-    vla_error *why = &p->summary->damaged[p->summary->damaged_count];
+    vla_error why = VLA_ERROR_INIT;
     *out = NULL;
     if (!vlai_path_join(path, sizeof path, dir, name))
         return vlai_fail(err, VLA_E_INVALID, "%s: path too long", dir);
     if (!vlai_is_file(path))
         return VLA_OK;
-    vla_status status = vlai_json_load(path, out, why);
-    if (status == VLA_E_NOMEM)
-        return vlai_fail(err, status, "%s", why->message);
+    vla_status status = vlai_json_load(path, out, &why);
     if (status == VLA_OK && !json_is_object(*out)) {
         json_decref(*out);
         *out = NULL;
-        status = vlai_fail(why, VLA_E_FORMAT, "%s: the top level is not an object", path);
+        status = vlai_fail(&why, VLA_E_FORMAT, "%s: the top level is not an object", path);
     }
-    p->summary->damaged_count += status != VLA_OK;
-    return VLA_OK;
+    return leave_out(p, status, &why, err);
 }
 
 vla_status vlai_report_write(const char *run, const char *out, vlai_report_summary *summary, vla_error *err)
@@ -514,6 +526,7 @@ vla_status vlai_report_write(const char *run, const char *out, vlai_report_summa
     page p = {.run = run, .summary = summary};
     char predict_dir[PATH];
     vla_status status;
+    vla_error why = VLA_ERROR_INIT;
     *summary = (vlai_report_summary){0};
     if (!vlai_is_dir(run))
         return vlai_fail_hint(err, VLA_E_NOT_FOUND, "name checkpoint.save_path of the training", "%s: no such run folder", run);
@@ -522,7 +535,7 @@ vla_status vlai_report_write(const char *run, const char *out, vlai_report_summa
               : vlai_path_join(summary->path, sizeof summary->path, run, "report.html")))
         return vlai_fail(err, VLA_E_INVALID, "%s: path too long", run);
     VLA_TRY_GOTO(read_records(run, VLAI_METRICS_FILE, &p.steps, err), done);
-    VLA_TRY_GOTO(read_records(run, VLAI_VALIDATION_FILE, &p.validations, err), done);
+    VLA_TRY_GOTO(leave_out(&p, read_records(run, VLAI_VALIDATION_FILE, &p.validations, &why), &why, err), done);
     VLA_TRY_GOTO(load_optional(&p, run, "config.resolved.json", &p.config, err), done);
     VLA_TRY_GOTO(load_optional(&p, predict_dir, "summary.json", &p.predict, err), done);
     if (!p.steps.count && !p.predict && !vlai_report_has_bench(run)) {

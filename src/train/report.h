@@ -6,7 +6,7 @@
  * It is made from what the run folder holds: metrics.jsonl, validation.jsonl, config.resolved.json, the checkpoints, the
  * results of `vla predict` in predict/ and of `vla bench` in bench.jsonl. What is absent is left out. The page needs no
  * network, no script and no other file, and follows the reader's light or dark setting. A last line that a killed run left
- * half written is passed over; a file that cannot be read is left out and named. */
+ * half written is passed over; a file beside metrics.jsonl that cannot be read is left out and named. */
 #ifndef VLAI_REPORT_H
 #define VLAI_REPORT_H
 
@@ -14,7 +14,7 @@
 
 VLA_BEGIN_DECLS
 
-enum { VLAI_REPORT_FILES = 2 }; /* config.resolved.json, predict/summary.json */
+enum { VLAI_REPORT_FILES = 16 }; /* as many are named */
 
 typedef struct vlai_report_summary {
     char path[4096]; /* of the page */

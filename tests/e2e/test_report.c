@@ -205,8 +205,21 @@ static void a_page_without_what_is_damaged(void **state)
     vlai_report_summary s;
     assert_ok(vlai_report_write(at("damaged"), NULL, &s, &err), err);
     assert_int_equal(s.damaged_count, 2);
-    put("damaged/metrics.jsonl", "");
+    /* What may not be read, unless by root. */
+    put("damaged/predict/summary.json", "{\"episodes\": []}");
     put("damaged/config.resolved.json", "{}");
+    static const char *const locked[] = {"damaged/validation.jsonl", "damaged/bench.jsonl", "damaged/predict/horizon.png"};
+    for (size_t i = 0; i < sizeof locked / sizeof *locked; i++) {
+        put(locked[i], "x");
+        assert_int_equal(chmod(at(locked[i]), 0), 0);
+    }
+    bool bars = access(at("damaged/bench.jsonl"), R_OK) != 0;
+    assert_ok(vlai_report_write(at("damaged"), NULL, &s, &err), err);
+    assert_int_equal(s.damaged_count, bars ? 3 : 0);
+    for (size_t i = 0; i < sizeof locked / sizeof *locked; i++)
+        assert_int_equal(unlink(at(locked[i])), 0);
+    put("damaged/predict/summary.json", "");
+    put("damaged/metrics.jsonl", "");
     assert_fails(vlai_report_write(at("damaged"), NULL, &s, &err), VLA_E_FORMAT, err, "predict/summary.json");
 }
 
