@@ -48,6 +48,10 @@ int command_report(int argc, char **argv)
     if (a.positionals_given != 1)
         return vlai_fail_hint(&err, VLA_E_INVALID, "vla report RUN", "%zu run folders were named, wanted one", a.positionals_given),
                command_fail("report", &err);
+    if (rtol < 0)
+        return vlai_fail(&err, VLA_E_INVALID, "--rtol: %g, wanted 0 or more", rtol), command_fail("report", &err);
+    if (other && out)
+        return vlai_fail(&err, VLA_E_INVALID, "--out %s: with --against no page is written", out), command_fail("report", &err);
     if (other)
         return against(a.positional[0], other, rtol);
     if (vlai_report_write(a.positional[0], out, &s, &err) != VLA_OK)

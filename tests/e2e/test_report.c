@@ -263,6 +263,11 @@ static void says_what_is_wrong(void **state)
     snprintf(command, sizeof command, "'%s' report '%s' --out '%s' >/dev/null", VLA_TEST_PROGRAM, at("run"), at("page.html"));
     assert_int_equal(WEXITSTATUS(system(command)), 0);
     assert_true(vlai_is_file(at("page.html")));
+    static const char *const refused[] = {"--rtol -1", "--out page.html"};
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        snprintf(command, sizeof command, "'%s' report '%s' --against '%s' %s >/dev/null 2>&1", VLA_TEST_PROGRAM, at("run"), at("run"), refused[i]);
+        assert_int_equal(WEXITSTATUS(system(command)), 2);
+    }
     /* What is no file is not replaced by one. */
     struct stat st;
     assert_int_equal(mkfifo(at("pipe"), 0600), 0);
