@@ -163,23 +163,24 @@ static vla_status read_act(reader *r, const json_t *object, const char *prefix)
                                                 r->path, prefix, act);
 }
 
+static const struct {
+    const char *name;
+    vlai_wallx_attention value;
+} attentions[] = {
+    {"sdpa", VLAI_WALLX_SDPA},
+    {"eager", VLAI_WALLX_SDPA},
+    {"flash_attention_2", VLAI_WALLX_FLASH},
+    {"flash_mask", VLAI_WALLX_FLASH_MASK},
+    {"flash_mask_ki", VLAI_WALLX_FLASH_MASK_KI},
+};
+
 static vla_status read_attention(reader *r, const json_t *root)
 {
-    static const struct {
-        const char *name;
-        vlai_wallx_attention value;
-    } names[] = {
-        {"sdpa", VLAI_WALLX_SDPA},
-        {"eager", VLAI_WALLX_SDPA},
-        {"flash_attention_2", VLAI_WALLX_FLASH},
-        {"flash_mask", VLAI_WALLX_FLASH_MASK},
-        {"flash_mask_ki", VLAI_WALLX_FLASH_MASK_KI},
-    };
     const char *name;
     VLA_TRY(vlai_json_string(root, "_attn_implementation", "sdpa", r->path, &name, r->err));
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (!strcmp(name, names[i].name)) {
-            r->c->attention = names[i].value;
+    for (size_t i = 0; i < sizeof attentions / sizeof *attentions; i++)
+        if (!strcmp(name, attentions[i].name)) {
+            r->c->attention = attentions[i].value;
             return VLA_OK;
         }
     return vlai_fail(r->err, VLA_E_INVALID,
@@ -380,6 +381,52 @@ vla_status vlai_wallx_config_load(const char *path, vlai_wallx_config *out, vla_
     vla_status status = vlai_wallx_config_parse(data, size, path, out, err);
     vlai_free(data);
     return status;
+}
+
+/* What the training configuration or the weights decide: others compare it. */
+static bool is_foreign(const char *key)
+{
+    static const char *const keys[] = {"vocab_size", "action_horizon_flow", "use_state_string_representation"};
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+        if (!strcmp(key, keys[i]))
+            return true;
+    return false;
+}
+
+static int put_integers(json_t *to, const vlai_wallx_config *c, const integer_row *rows, size_t count)
+{
+    int failed = 0;
+    for (size_t i = 0; i < count; i++)
+        if (!is_foreign(rows[i].key))
+            failed |= json_object_set_new(to, rows[i].key, json_integer(*(const int64_t *)(const void *)((const char *)c + rows[i].offset)));
+    return failed;
+}
+
+json_t *vlai_wallx_config_to_json(const vlai_wallx_config *c)
+{
+    json_t *all = json_object(), *vision = json_object(), *blocks = json_array();
+    const char *attention = "";
+    int failed = put_integers(all, c, ROWS(text_integers)) | put_integers(vision, c, ROWS(vision_integers));
+    for (size_t i = 0; i < sizeof text_reals / sizeof *text_reals; i++)
+        failed |= json_object_set_new(all, text_reals[i].key, json_real(*(const double *)(const void *)((const char *)c + text_reals[i].offset)));
+    for (size_t i = 0; i < sizeof text_flags / sizeof *text_flags; i++)
+        if (!is_foreign(text_flags[i].key))
+            failed |= json_object_set_new(all, text_flags[i].key, json_boolean(*(const bool *)(const void *)((const char *)c + text_flags[i].offset)));
+    for (size_t i = sizeof attentions / sizeof *attentions; i-- > 0;)
+        if (attentions[i].value == c->attention)
+            attention = attentions[i].name;
+    failed |= json_object_set_new(all, "_attn_implementation", json_string(attention));
+    failed |= json_object_set_new(all, "mrope_section", json_pack("[i, i, i]", c->mrope_section[0], c->mrope_section[1], c->mrope_section[2]));
+    for (int64_t i = 0; i < c->vision.depth; i++)
+        if (vlai_wallx_full_attention(c, i))
+            failed |= json_array_append_new(blocks, json_integer(i));
+    failed |= json_object_set_new(vision, "fullatt_block_indexes", blocks);
+    failed |= json_object_set_new(all, "vision_config", vision);
+    if (failed) {
+        json_decref(all);
+        return NULL;
+    }
+    return all;
 }
 
 /* Predictions follow the times that training draws; the number of steps is the architecture's unless one is given. */

@@ -12,6 +12,7 @@
 #include "train/config.h"
 #include "vla/error.h"
 
+#include <jansson.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -63,6 +64,10 @@ vla_status vlai_wallx_config_parse(const char *data, size_t size, const char *na
  * at 1, as the reference's model does (golden cases); else the one value of `task`, and the weight that is given. */
 vla_status vlai_wallx_config_update(vlai_wallx_config *config, const vlai_config *train, bool reference_reading,
                                     vla_error *err);
+
+/* Every value of the architecture that decides numbers, under the file's keys, for a resume to compare; without what the weights or the
+ * training configuration decide. The caller's; NULL: no memory. */
+json_t *vlai_wallx_config_to_json(const vlai_wallx_config *config);
 
 /* Columns of propri_proj: the state, and its mask where the projections take one. */
 static inline int64_t vlai_wallx_state_columns(const vlai_wallx_config *c)

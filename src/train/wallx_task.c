@@ -545,7 +545,7 @@ static json_t *split_json(const vlai_wallx_task *t)
                      "training_episodes", (json_int_t)t->setup.train_episodes, "held_out_episodes", held);
 }
 
-/* The sections that a resume compares: contract, data, flow. */
+/* The sections that a resume compares: contract, data, flow, layout, model. */
 static vla_status write_contract(vlai_wallx_task *t, vla_error *err)
 {
     const vla_dataset_info *info = vla_dataset_info_get(t->set);
@@ -554,8 +554,13 @@ static vla_status write_contract(vlai_wallx_task *t, vla_error *err)
     json_t *flow = json_pack("{s:f, s:f, s:f, s:f, s:f}", "beta_alpha", t->flow.alpha, "beta_beta", t->flow.beta, "s", t->flow.s,
                              "time_shift", t->flow.shift, "loss_weight", t->config->model.flow_loss_weight);
     json_t *layout = json_pack("{s:s}", "padding", t->collator ? "reference" : "packed");
-    json_t *all = json_pack("{s:o, s:o, s:o, s:o}", "contract", vlai_contract_to_json(&t->contract), "data", data, "flow", flow,
-                            "layout", layout);
+    json_t *model = vlai_wallx_config_to_json(&t->model);
+    if (model && json_object_set_new(model, "train_action_expert_only", json_boolean(t->config->optimizer.train_action_expert_only))) {
+        json_decref(model);
+        model = NULL;
+    }
+    json_t *all = json_pack("{s:o, s:o, s:o, s:o, s:o}", "contract", vlai_contract_to_json(&t->contract), "data", data, "flow", flow,
+                            "layout", layout, "model", model);
     char *text = all ? json_dumps(all, JSON_REAL_PRECISION(17)) : NULL;
     json_decref(all);
     if (text)

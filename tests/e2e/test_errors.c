@@ -233,12 +233,21 @@ static void resume_with_changes(void **state)
            "seed: 7 in the checkpoint, 8 now", "batch: 4 in the checkpoint, 2 now", "--allow-change");
     EXPECT(2, "train --config tiny.yml --checkpoint.save_path=run2 --resume --task.dof_config={\"gripper\":1,\"ee_position\":2}",
            "contract.action.layout: {\"ee_position\":2,\"gripper\":1} in the checkpoint, {\"gripper\":1,\"ee_position\":2} now");
+    edit("other.json", "start/config.json", "\"use_x_loss\": true", "\"use_x_loss\": false");
+    edit("narrow.json", "start/config.json", "\"window_size\": 112", "\"window_size\": 56");
+    EXPECT(2, "train --config tiny.yml --checkpoint.save_path=run2 --resume --model.config_path=other.json",
+           "model.use_x_loss: true in the checkpoint, false now", "--allow-change");
+    EXPECT(2, "train --config tiny.yml --checkpoint.save_path=run2 --resume --model.config_path=narrow.json",
+           "model.vision_config.window_size: 112 in the checkpoint, 56 now", "--allow-change");
+    EXPECT(2, "train --config tiny.yml --checkpoint.save_path=run2 --resume --hyperparams.optimizer.train_action_expert_only=true "
+           "--hyperparams.optimizer.action_expert_learning_rate=1.0e-3",
+           "model.train_action_expert_only: false in the checkpoint, true now");
     shell("rm -rf more");
     tiny_must("synth more --episodes 12 --length 8:11 --size 64x64 --state-dim 3 --action-dim 3");
     EXPECT(2, "train --config tiny.yml --checkpoint.save_path=run2 --resume --data.lerobot_config.repo_id=more",
            " in the checkpoint, ", " now", "digest", "--allow-change");
     EXPECT(2, "train --config tiny.yml --checkpoint.save_path=run2 --resume --allow-change sead --hyperparams.seed=8 --stop-at 3",
-           "--allow-change: a state has no 'sead'; it has contract, data, flow, layout, seed, numerics, batch, ", "contract.image");
+           "--allow-change: a state has no 'sead'; it has contract, data, flow, layout, model, seed, numerics, batch, ", "contract.image");
     EXPECT(0, "train --config tiny.yml --checkpoint.save_path=run2 --resume --allow-change seed --hyperparams.seed=8 --stop-at 3",
            "resume: seed: 7 in the checkpoint, 8 now");
 }
