@@ -6,6 +6,7 @@
 #include "base/fail.h"
 #include "base/io.h"
 #include "base/memory.h"
+#include "ckpt/ckpt.h"
 #include "format/safetensors.h"
 #include "model/wallx_layout.h"
 #include "vla/checkpoint.h"
@@ -157,11 +158,29 @@ static vla_status write_weights(const char *path, const char *made, job *j, vla_
     return vlai_safetensors_stream(path, j->views, j->count, metadata, put_output, j, err);
 }
 
+/* The files of a training's checkpoint are listed with their checksums: another one in their place makes it one that cannot be resumed. */
+static vla_status spare_checkpoint(const char *target, bool is_file, vla_error *err)
+{
+    char dir[4096], done[4096];
+    snprintf(dir, sizeof dir, "%s", target);
+    char *slash = strrchr(dir, '/');
+    if (is_file && slash)
+        *slash = 0;
+    else if (is_file)
+        snprintf(dir, sizeof dir, ".");
+    if (vlai_path_join(done, sizeof done, dir, VLAI_CKPT_DONE) && vlai_is_file(done))
+        return vlai_fail_hint(err, VLA_E_INVALID, "write to another folder, and keep the checkpoint to resume from",
+                              "%s: a checkpoint of a training lies there, which would be damaged", target);
+    return VLA_OK;
+}
+
 static vla_status write_target(const options *o, job *j, const char *config, vla_error *err)
 {
     char path[4096], copy[4096], *text;
     size_t n = strlen(o->target), size;
-    if (n > 12 && !strcmp(o->target + n - 12, ".safetensors"))
+    bool is_file = n > 12 && !strcmp(o->target + n - 12, ".safetensors");
+    VLA_TRY(spare_checkpoint(o->target, is_file, err));
+    if (is_file)
         return write_weights(o->target, NULL, j, err);
     if (!vlai_path_join(path, sizeof path, o->target, "model.safetensors") ||
         !vlai_path_join(copy, sizeof copy, o->target, "config.json"))
@@ -169,8 +188,11 @@ static vla_status write_target(const options *o, job *j, const char *config, vla
     VLA_TRY(vlai_read_file(config, 0, &text, &size, err)); /* before anything is written: it may lie in the target */
     bool made = !vlai_is_dir(o->target);
     vla_status status = vlai_mkdirs(o->target, err);
-    if (status == VLA_OK)
-        status = write_weights(path, made ? o->target : NULL, j, err);
+    if (status != VLA_OK) { /* what is there in its place stays */
+        vlai_free(text);
+        return status;
+    }
+    status = write_weights(path, made ? o->target : NULL, j, err);
     if (status == VLA_OK)
         status = vlai_write_file_atomic(copy, text, size, err);
     vlai_free(text);

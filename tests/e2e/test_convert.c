@@ -79,6 +79,20 @@ static void fused_case(void **state)
     const char *source = recorded("wallx-flow-xloss");
     assert_non_null(source);
     there_and_back(source, "unfused", "fused");
+    /* A file where a folder is wanted, and a checkpoint that a training wrote, stay as they are. */
+    vla_error err = VLA_ERROR_INIT;
+    assert_ok(vlai_write_file_atomic("test_convert.bin", "x", 1, &err), err);
+    assert_int_equal(run("'%s' %s", source, "test_convert.bin"), 3);
+    assert_true(output_has("test_convert.bin: exists and is not a directory"));
+    assert_true(vlai_is_file("test_convert.bin"));
+    unlink("test_convert.bin");
+    assert_ok(vlai_mkdirs("test_convert.saved", &err), err);
+    assert_ok(vlai_write_file_atomic("test_convert.saved/DONE", "", 0, &err), err);
+    assert_int_equal(run("'%s' %s", source, "test_convert.saved"), 2);
+    assert_true(output_has("test_convert.saved: a checkpoint of a training lies there"));
+    assert_int_equal(run("'%s' %s", source, "test_convert.saved/model.safetensors"), 2);
+    assert_false(vlai_is_file("test_convert.saved/model.safetensors"));
+    assert_ok(vlai_remove_tree("test_convert.saved", &err), err);
 }
 
 static void sharded_unfused_case(void **state)
