@@ -10,6 +10,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -85,26 +86,42 @@ static vla_status plan_rows(vlai_frame_cache *c, const vlai_frame_cache_options 
     return VLA_OK;
 }
 
-/* Opens the file, or starts it over when it is not the one that the head describes. */
+static vla_status fail_file(const vlai_frame_cache *c, const char *what, vla_error *err)
+{
+    return vlai_fail(err, VLA_E_IO, "%s: cannot %s: %s", c->path, what, strerror(errno));
+}
+
+/* Opens the file. One that is not what the head describes goes, and another takes its name: runs that have mapped it keep it whole.
+ * The lock is held while a file is looked at and begun, so that runs that start at once share one. */
 static vla_status open_file(vlai_frame_cache *c, const head *want, vla_error *err)
 {
     uint64_t size = HEAD_BYTES + c->index_bytes + (uint64_t)c->rows * c->row_bytes;
     head found;
-    struct stat st;
-    c->fd = open(c->path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    if (c->fd < 0)
-        return vlai_fail(err, VLA_E_IO, "%s: cannot open: %s", c->path, strerror(errno));
-    bool same = fstat(c->fd, &st) == 0 && (uint64_t)st.st_size == size && pread(c->fd, &found, sizeof found, 0) == sizeof found &&
-                !memcmp(&found, want, sizeof found);
-    if (!same) {
-        if (ftruncate(c->fd, 0) != 0 || ftruncate(c->fd, (off_t)size) != 0)
-            return vlai_fail(err, VLA_E_IO, "%s: cannot make a file of %llu bytes: %s", c->path, (unsigned long long)size,
-                             strerror(errno));
-        VLA_TRY(vlai_pwrite(c->fd, c->path, want, sizeof *want, 0, err));
+    struct stat st, named;
+    for (;;) {
+        c->fd = open(c->path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+        if (c->fd < 0)
+            return fail_file(c, "open", err);
+        (void)flock(c->fd, LOCK_EX); /* not every file system has locks */
+        if (fstat(c->fd, &st) != 0)
+            return fail_file(c, "stat", err);
+        if ((uint64_t)st.st_size == size && pread(c->fd, &found, sizeof found, 0) == sizeof found && !memcmp(&found, want, sizeof found))
+            break;
+        if (st.st_size == 0) {
+            if (ftruncate(c->fd, (off_t)size) != 0)
+                return vlai_fail(err, VLA_E_IO, "%s: cannot make a file of %llu bytes: %s", c->path, (unsigned long long)size,
+                                 strerror(errno));
+            VLA_TRY(vlai_pwrite(c->fd, c->path, want, sizeof *want, 0, err));
+            break;
+        }
+        if (stat(c->path, &named) == 0 && named.st_ino == st.st_ino && named.st_dev == st.st_dev && unlink(c->path) != 0)
+            return fail_file(c, "remove", err);
+        close(c->fd);
     }
+    (void)flock(c->fd, LOCK_UN);
     void *map = mmap(NULL, (size_t)size, PROT_READ, MAP_SHARED, c->fd, 0);
     if (map == MAP_FAILED)
-        return vlai_fail(err, VLA_E_IO, "%s: cannot map: %s", c->path, strerror(errno));
+        return fail_file(c, "map", err);
     c->map = map;
     c->map_size = (size_t)size;
     return VLA_OK;

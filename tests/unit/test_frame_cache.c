@@ -95,6 +95,29 @@ static void bound(void **state)
     assert_fails(vlai_frame_cache_open(&o, &cache, &err), VLA_E_INVALID, err, "frame_cache_gb");
 }
 
+/* A run with another limit begins another file; the run that has the first one open keeps it whole. Equal ones share theirs. */
+static void other_limit(void **state)
+{
+    (void)state;
+    vla_error err = VLA_ERROR_INIT;
+    vlai_frame_cache_options large = options(100, 1 << 30), small = options(100, 20000);
+    vlai_frame_cache *first, *second, *third;
+    uint8_t picture[5000];
+    large.digest = small.digest = "d4";
+    assert_ok(vlai_frame_cache_open(&large, &first, &err), err);
+    fill(picture, 99, 0);
+    vlai_frame_cache_put(first, 99, 0, picture);
+    assert_ok(vlai_frame_cache_open(&small, &second, &err), err);
+    expect(first, 99, 0);
+    assert_ok(vlai_frame_cache_open(&small, &third, &err), err);
+    fill(picture, 1, 1);
+    vlai_frame_cache_put(second, 1, 1, picture);
+    expect(third, 1, 1);
+    vlai_frame_cache_close(first);
+    vlai_frame_cache_close(second);
+    vlai_frame_cache_close(third);
+}
+
 /* Bytes bent on the disk, and a file cut short, are misses. */
 static void damage(void **state)
 {
@@ -188,6 +211,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(threads_and_reopening),
         cmocka_unit_test(bound),
+        cmocka_unit_test(other_limit),
         cmocka_unit_test(damage),
         cmocka_unit_test(full_disk),
     };
