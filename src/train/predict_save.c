@@ -276,11 +276,14 @@ static vla_status save_horizon(const vlai_predict *p, const char *dir, vla_error
     return status;
 }
 
-/* Files of an older result that this one might not write again: epN.png, epN_summary.json. */
+/* Files of an older result: the summary, which is written last, so that none of another result lies beside what an interrupted one
+ * has left; and those that this one might not write again, epN.png and epN_summary.json. */
 static vla_status remove_old(const char *dir, vla_error *err)
 {
     char **names, path[VLAI_PREDICT_PATH];
     size_t count;
+    if (vlai_path_join(path, sizeof path, dir, "summary.json"))
+        unlink(path);
     VLA_TRY(vlai_list_dir(dir, &names, &count, err));
     for (size_t i = 0; i < count; i++) {
         const char *rest = names[i] + 2;

@@ -267,6 +267,12 @@ static void writes_files_that_can_be_read(void **state)
     assert_int_equal(json_integer_value(json_object_get(json_array_get(json_object_get(printed, "episodes"), 0), "episode")), 1);
     json_decref(printed);
     assert_true(vlai_is_file(at("run/predict/summary.json")));
+    /* What could not be written whole has no summary of another result beside it. */
+    assert_int_equal(unlink(at("old/result/horizon.png")), 0);
+    assert_ok(vlai_mkdirs(at("old/result/horizon.png"), &err), err);
+    assert_int_equal(run("predict run --threads 2 --plots 1 --episodes 3 --out old/result"), 3);
+    assert_true(output_has("horizon.png"));
+    assert_false(vlai_is_file(at("old/result/summary.json")));
 }
 
 static void says_what_is_wrong(void **state)
