@@ -101,17 +101,33 @@ vla_status vlai_state_text(const vla_trainer_options *o, int64_t count, const vl
     return text ? vlai_text_status(out, err) : vlai_fail(err, VLA_E_NOMEM, "out of host memory while a run's state is written");
 }
 
-/* A value for a message: compact JSON, cut. */
-static void put_value(vlai_text *out, const json_t *value)
+/* Compact JSON; NULL where there is no value or no memory. */
+static char *dump(const json_t *value)
 {
-    char *text = value ? json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY | JSON_REAL_PRECISION(12)) : NULL;
-    if (!value)
+    return value ? json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY | JSON_REAL_PRECISION(12)) : NULL;
+}
+
+/* Where a message begins to show two values that are too long for it: shortly before they differ. */
+static size_t first_difference(const char *a, const char *b)
+{
+    enum { SHOWN = 80, BEFORE = 40 };
+    size_t at = 0;
+    if (!a || !b || (strlen(a) <= SHOWN && strlen(b) <= SHOWN))
+        return 0;
+    while (a[at] && a[at] == b[at])
+        at++;
+    at = at > BEFORE ? at - BEFORE : 0;
+    while (at && ((unsigned char)a[at] & 0xc0) == 0x80) /* not inside a letter of UTF-8 */
+        at--;
+    return at;
+}
+
+static void put_value(vlai_text *out, const char *text, size_t from)
+{
+    if (!text)
         vlai_text_puts(out, "nothing");
     else
-        vlai_text_printf(out, "%.80s%s", text ? text : "?", text && strlen(text) > 80 ? "..." : "");
-    json_free_t release;
-    json_get_alloc_funcs(NULL, &release);
-    release(text);
+        vlai_text_printf(out, "%s%.80s%s", from ? "..." : "", text + from, strlen(text + from) > 80 ? "..." : "");
 }
 
 /* A file of integers may give 1 where 1.0 was written. */
@@ -142,11 +158,17 @@ typedef struct {
 static void differ(comparison *c, const char *name, const json_t *old, const json_t *now)
 {
     vlai_text line = {0};
+    char *was = dump(old), *is = dump(now);
+    size_t from = first_difference(was, is);
     vlai_text_printf(&line, "%s: ", name);
-    put_value(&line, old);
+    put_value(&line, was, from);
     vlai_text_puts(&line, " in the checkpoint, ");
-    put_value(&line, now);
+    put_value(&line, is, from);
     vlai_text_puts(&line, " now");
+    json_free_t release;
+    json_get_alloc_funcs(NULL, &release);
+    release(was);
+    release(is);
     if (c->all || is_allowed(c->allow, name)) {
         vlai_info("resume: %s", line.data ? line.data : name);
     } else {

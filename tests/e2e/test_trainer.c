@@ -582,6 +582,24 @@ static void counters_that_cannot_be(void **state)
     vlai_text_fini(&text);
 }
 
+/* Two values that are alike for longer than a message shows are shown from where they differ. */
+static void long_values_that_differ(void **state)
+{
+    (void)state;
+    char contract[512];
+    vla_error err = VLA_ERROR_INIT;
+    vla_trainer_options o = toy_options(at("long"));
+    vlai_progress p = {.step = 5, .updates = 5, .place = 20, .samples = 20};
+    vlai_text text = {0};
+    o.contract = contract;
+    snprintf(contract, sizeof contract, "{\"contract\": {\"cameras\": [\"%0100d\", 56]}}", 0);
+    assert_ok(vlai_state_text(&o, 50, &p, NULL, &text, &err), err);
+    snprintf(contract, sizeof contract, "{\"contract\": {\"cameras\": [\"%0100d\", 28]}}", 0);
+    assert_fails(vlai_state_read(text.data, "here", &o, 50, &p, &err), VLA_E_INVALID, err, "0\",56] in the checkpoint, ...00000");
+    assert_non_null(strstr(err.message, "0\",28] now"));
+    vlai_text_fini(&text);
+}
+
 static void a_broken_sample_ends_the_run_saved(void **state)
 {
     (void)state;
@@ -749,6 +767,7 @@ int main(void)
         cmocka_unit_test(a_stop_behind_trains_nothing),
         cmocka_unit_test(one_training_per_folder),
         cmocka_unit_test(other_settings_are_refused), cmocka_unit_test(counters_that_cannot_be),
+        cmocka_unit_test(long_values_that_differ),
         cmocka_unit_test(a_broken_sample_ends_the_run_saved),
         cmocka_unit_test(old_checkpoints_step_aside),
         cmocka_unit_test(small_splits_are_refused),
