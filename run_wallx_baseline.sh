@@ -22,10 +22,11 @@ export MODEL_CONFIG=${MODEL_CONFIG:-$here/configs/wall-oss-0.5/config.json}
 export PROCESSOR=${PROCESSOR:-../data/Qwen2.5-VL-3B-Instruct}  # tokenizer and image processor
 export WEIGHTS=${WEIGHTS:-../data/wall-oss-0.5/model.safetensors}  # a weights file: step 0; a checkpoint: go on
 export SAVE_PATH=${SAVE_PATH:-./ckpt/libero_local_perf}
-for program in "${VLA:-}" "$here/build-cuda/vla" "$here/build/vla" vla; do # the one that was named, a build with CUDA, without, installed
+program=${VLA:-}  # the one that was named, else a build with CUDA, without, installed
+[ -n "$program" ] || for program in "$here/build-cuda/vla" "$here/build/vla" vla; do
   if command -v "$program" >/dev/null; then break; fi
 done
-command -v "$program" >/dev/null || { echo "$0: no vla is there: make builds it" >&2; exit 2; }
+command -v "$program" >/dev/null || { echo "$0: $program is not there: make builds build/vla, VLA=FILE names another" >&2; exit 2; }
 
 exec "$program" launch --gpus="$GPUS" --nnodes="$NNODES" --node-rank="$NODE_RANK" --master-addr="$MASTER_ADDR" \
     --master-port="$MASTER_PORT" train --config "$CONFIG" --hyperparams.batch_size_per_gpu="$BATCH" "$@"

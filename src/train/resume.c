@@ -335,8 +335,8 @@ vla_status vlai_state_follow(const char *text, const char *path, vla_trainer_opt
                               "%s: its steps have %lld samples (batch %lld x accumulation %lld x %lld ranks), and batch %lld x %lld ranks does "
                               "not divide that", path, (long long)s.step, (long long)s.batch, (long long)s.accumulation, (long long)s.world,
                               (long long)o->batch, (long long)s.now);
-    vlai_info("resume: saved by %lld ranks, %lld now: accumulation is %lld instead of %lld, so that a step keeps its %lld samples",
-              (long long)s.world, (long long)s.now, (long long)(s.step / s.micro), (long long)o->accumulation, (long long)s.step);
+    vlai_info("resume: saved by %lld rank%s, %lld now: accumulation is %lld instead of %lld, so that a step keeps its %lld samples",
+              (long long)s.world, s.world == 1 ? "" : "s", (long long)s.now, (long long)(s.step / s.micro), (long long)o->accumulation, (long long)s.step);
     o->accumulation_given = o->accumulation;
     o->accumulation = s.step / s.micro;
     return VLA_OK;

@@ -309,6 +309,9 @@ static void launchers_run(void **state)
         assert_int_equal(strstr(text, "[WALLX_PERF]") != NULL, i == 0);
         vlai_free(text);
         assert_same_run("run", run, "1_20");
+        snprintf(command, sizeof command, "cd %s && VLA=./absent %s/run_wallx_%s.sh >log 2>&1", root, VLA_TEST_ROOT, kinds[i]);
+        assert_int_equal(WEXITSTATUS(system(command)), 2); /* another than the one that was named is not taken */
+        tiny_said("./absent is not there");
     }
 }
 
