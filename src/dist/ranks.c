@@ -39,6 +39,9 @@ static vla_status text(const char *name, const char *value, char *out, vla_error
 {
     if (strlen(value) >= VLAI_RANKS_TEXT)
         return vlai_fail(err, VLA_E_INVALID, "environment: %s has %zu bytes, wanted at most %d", name, strlen(value), VLAI_RANKS_TEXT - 1);
+    for (const char *at = value; *at; at++)
+        if ((unsigned char)*at < 32 || *at == 127)
+            return vlai_fail(err, VLA_E_INVALID, "environment: byte %zu of %s is the control character %d, wanted text", (size_t)(at - value), name, *at);
     strcpy(out, value);
     return VLA_OK;
 }
