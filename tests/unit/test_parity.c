@@ -175,6 +175,7 @@ static void damaged_files(void **state)
             assert_non_null(f);
             size_t n = fread(data, 1, sizeof data, f);
             fclose(f);
+            n -= n > 0 && data[n - 1] == '\n'; /* without it a text is whole */
             assert_int_equal(remove(path), 0);
             if (kind > 0) { /* cut in the middle, or one byte short */
                 f = fopen(path, "wb");
