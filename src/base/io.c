@@ -295,12 +295,23 @@ vla_status vlai_sync_dir(const char *path, vla_error *err)
     return status;
 }
 
-vla_status vlai_lock_dir(const char *path, int *fd, vla_error *err)
+vla_status vlai_lock_dir(const char *path, const char *file, int *fd, vla_error *err)
 {
+    char inside[4096];
     *fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (*fd < 0)
         return fail_errno(err, "open directory", path);
-    if (flock(*fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK)
+    errno = 0;
+    bool held = flock(*fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+    if (!held && errno == EBADF && file && vlai_path_join(inside, sizeof inside, path, file)) {
+        int other = open(inside, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+        if (other < 0)
+            return VLA_OK;
+        close(*fd);
+        *fd = other;
+        held = flock(other, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+    }
+    if (!held)
         return VLA_OK;
     close(*fd);
     *fd = -1;
@@ -460,7 +471,7 @@ vla_status vlai_temporary_begin(const char *target, const char *temporary, int *
     *lock = -1;
     VLA_TRY(remove_leftovers(target, err));
     VLA_TRY(vlai_mkdirs(temporary, err));
-    VLA_TRY(vlai_lock_dir(temporary, lock, err)); /* a process of another container may have the number of this one */
+    VLA_TRY(vlai_lock_dir(temporary, NULL, lock, err)); /* a process of another container may have the number of this one */
     vla_status status = remove_content(temporary, err);
     if (status != VLA_OK) {
         vlai_remove_tree(temporary, NULL);

@@ -59,9 +59,10 @@ vla_status vlai_publish(const char *temporary, const char *path, vla_error *err)
 
 vla_status vlai_mkdirs(const char *path, vla_error *err);
 vla_status vlai_sync_dir(const char *path, vla_error *err);
-/* Locks a directory against other users of this function until `*fd` is closed or the process ends. Nothing is written.
- * VLA_E_INVALID where another holds it; on file systems without locks `*fd` is open and nothing is locked. */
-vla_status vlai_lock_dir(const char *path, int *fd, vla_error *err);
+/* Locks a directory against other users of this function until `*fd` is closed or the process ends. `file`: a name in it that is made
+ * and locked where directories have no locks, as on NFS; NULL: nothing is written. VLA_E_INVALID where another holds it; on file
+ * systems without any locks `*fd` is open and nothing is locked. */
+vla_status vlai_lock_dir(const char *path, const char *file, int *fd, vla_error *err);
 void vlai_unlock_dir(int fd); /* accepts -1 */
 /* Under which name this process makes the file that is renamed to `path` when it is whole; false where it does not fit into `size`. */
 bool vlai_temporary_file(const char *path, char *temporary, size_t size);

@@ -191,7 +191,7 @@ static vla_status lock_run_folder(vla_trainer *t, vla_error *err)
     if (t->rank > 0)
         return vlai_ranks_see_folder(t, err);
     VLA_TRY(vlai_mkdirs(run, err));
-    status = vlai_lock_dir(run, &t->run_lock, err);
+    status = vlai_lock_dir(run, ".lock", &t->run_lock, err);
     return status == VLA_E_INVALID ? vlai_hint(err, status, "another training writes to this run folder: wait for its end, stop it, "
                                                             "or choose another checkpoint.save_path")
            : status == VLA_OK      ? vlai_ranks_see_folder(t, err)

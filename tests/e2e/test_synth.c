@@ -766,7 +766,7 @@ static void test_leftovers(void **state)
     for (size_t i = 0; i < sizeof kept / sizeof *kept; i++)
         assert_ok(vlai_mkdirs(in_folder(path, "%s", kept[i]), &err), err);
     int lock;
-    assert_ok(vlai_lock_dir(in_folder(path, "%s", of_elsewhere), &lock, &err), err);
+    assert_ok(vlai_lock_dir(in_folder(path, "%s", of_elsewhere), NULL, &lock, &err), err);
     assert_int_equal(run(text, "synth cut --episodes 1 --cameras none"), 0);
     assert_false(exists(killed));
     char line[256];
@@ -789,7 +789,7 @@ static void test_leftovers(void **state)
     snprintf(killed, sizeof killed, "%s/theirs", of_living);
     assert_ok(vlai_remove_tree(in_folder(path, "cut"), &err), err);
     assert_ok(vlai_mkdirs(in_folder(path, "%s", killed), &err), err);
-    assert_ok(vlai_lock_dir(in_folder(path, "%s", of_living), &lock, &err), err);
+    assert_ok(vlai_lock_dir(in_folder(path, "%s", of_living), NULL, &lock, &err), err);
     assert_int_equal(vlai_synth_write(in_folder(path, "cut"), &o, NULL, &err), VLA_E_INVALID);
     assert_non_null(strstr(err.message, "in use by another process"));
     assert_true(exists(killed));
