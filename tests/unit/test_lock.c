@@ -1,4 +1,5 @@
 /* The lock of a folder: where directories have locks, and where, as on NFS, only files have that are open for writing. */
+#define _GNU_SOURCE /* syscall */
 #include "test.h"
 
 #include "base/io.h"
