@@ -11,14 +11,12 @@
 
 #define _DEFAULT_SOURCE /* MAP_ANONYMOUS */
 
-#include "test.h"
+#include "dist/ports.h"
 
 #include "base/time.h"
 #include "dist/group.h"
 #include "vla/log.h"
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
@@ -53,17 +51,6 @@ static inline int set_up(void **state)
     (void)state;
     seen = mmap(NULL, RANKS * sizeof *seen, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     return seen == MAP_FAILED;
-}
-
-/* A port that nobody listens at. */
-static inline int free_port(void)
-{
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
-    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
-    socklen_t n = sizeof a;
-    assert_true(fd >= 0 && bind(fd, (struct sockaddr *)&a, n) == 0 && getsockname(fd, (struct sockaddr *)&a, &n) == 0);
-    close(fd);
-    return ntohs(a.sin_port);
 }
 
 static inline vlai_ranks ranks_of(int rank, int world)

@@ -226,8 +226,11 @@ static void test_missing(void **state)
     }
     /* Without rank 0 there is nobody to ask. */
     memset(seen, 0, RANKS * sizeof *seen);
+    int held;
+    port = held_port(&held);
     start_one(1, meet_short);
     finish(END_S);
+    close(held);
     assert_int_equal(seen[1].status, VLA_E_LOST);
     assert_says(seen[1].message, "rank 0 could not be reached at 127.0.0.1 port");
     assert_says(seen[1].message, "within 3 s");

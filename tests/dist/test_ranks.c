@@ -2,6 +2,7 @@
  * ranks goes on from, and the end of all when one is killed. This program itself, started as `test_ranks rank KEY=VALUE...`, is a
  * rank. */
 #include "dist/compare.h"
+#include "dist/ports.h"
 #include "folder.h"
 #include "toy.h"
 
@@ -14,12 +15,10 @@
 #include "dist/group.h"
 #include "vla/log.h"
 
-#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdatomic.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -335,19 +334,6 @@ static int be_a_rank(int argc, char **argv)
 }
 
 /* ---- the test ---- */
-
-/* A port that nobody listens at now. */
-static int free_port(void)
-{
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t size = sizeof address;
-    int fd = socket(AF_INET, SOCK_STREAM, 0), yes = 1;
-    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
-    if (fd < 0 || bind(fd, (struct sockaddr *)&address, sizeof address) != 0 || getsockname(fd, (struct sockaddr *)&address, &size) != 0)
-        return -1;
-    close(fd);
-    return ntohs(address.sin_port);
-}
 
 typedef struct {
     int world;
