@@ -10,8 +10,8 @@
 #include "exec/cuda_run.h"
 
 #include "base/fail.h"
-#include "base/log.h"
 #include "base/io.h"
+#include "base/log.h"
 #include "base/memory.h"
 #include "base/work.h"
 #include "dist/comm.h"

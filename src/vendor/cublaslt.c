@@ -21,7 +21,7 @@ enum {
  * best PROPOSED of the proposals for LONG_SHARE times what the product takes in a step, within the bounds of LONG_MS (NEAR_MS where all
  * that is beside the proposals was chosen so before); of those the best LAST for LAST_TIMES as long, twice where that is the upper
  * bound. Of a long run only the last TIMED of its launches count: by then the clock is the one that the algorithm leaves. The shapes of
- * Wall-X at B = 26 take 77 s on an H200. */
+ * Wall-X at B = 26 take about 77 s on an H200. */
 static const float FIRST_MS = 2, SHORT_MS = 1, LARGE_MS = 0.07f, WORTH_MS = 2;
 static const float LONG_MS[2] = {40, 100}, NEAR_MS = 20, LONG_SHARE = 8, LAST_TIMES = 2.5f, WARM_TIMES = 1.5f, TIMED = 0.6f;
 
