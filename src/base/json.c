@@ -16,6 +16,10 @@ static const char *type_name(json_type type)
 vla_status vlai_json_parse(const char *data, size_t size, const char *name, json_t **out, vla_error *err)
 {
     json_error_t e;
+    *out = NULL;
+    if (size >= 3 && !memcmp(data, "\xef\xbb\xbf", 3)) /* RFC 8259 forbids writing it, and Python's json refuses it too */
+        return vlai_fail_hint(err, VLA_E_FORMAT, "save the file without it: sed -i '1s/^\\xef\\xbb\\xbf//' FILE",
+                              "%s:1:1: not valid JSON: a byte-order mark (EF BB BF) stands before the text", name);
     *out = json_loadb(data, size, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY | JSON_ALLOW_NUL, &e);
     if (*out)
         return VLA_OK;

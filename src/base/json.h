@@ -10,7 +10,7 @@
 
 VLA_BEGIN_DECLS
 
-/* Parses a whole file; duplicate keys are an error. `*out` is released with json_decref. */
+/* Parses a whole file; duplicate keys and a byte-order mark are errors. `*out` is released with json_decref. */
 vla_status vlai_json_load(const char *path, json_t **out, vla_error *err);
 vla_status vlai_json_parse(const char *data, size_t size, const char *name, json_t **out, vla_error *err);
 /* Writes with 2-space indent and a final newline, whole or not at all. */

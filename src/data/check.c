@@ -156,6 +156,7 @@ static vla_status look_at_stats(const vla_dataset *set, vlai_findings *findings,
         return vlai_fail(err, read, "%s", inner.message);
     if (read != VLA_OK) {
         vlai_finding f = vlai_finding_warning("json", file);
+        f.hint = inner.hint[0] ? inner.hint : NULL;
         vlai_report(findings, &f, "%s", inner.message);
         return VLA_OK;
     }

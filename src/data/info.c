@@ -34,6 +34,7 @@ static vla_status load_json(vla_dataset *set, vlai_findings *findings, json_t **
         if (inner.status == VLA_E_NOMEM)
             return vlai_fail(err, VLA_E_NOMEM, "%s", inner.message);
         vlai_finding f = vlai_finding_error("json", file);
+        f.hint = inner.hint[0] ? inner.hint : NULL;
         vlai_report(findings, &f, "%s", inner.message);
     } else if (!json_is_object(*out)) {
         json_decref(*out);

@@ -16,6 +16,10 @@ vla_status vlai_lines_parse(const char *data, size_t size, const char *file, vla
         size_t n = end ? (size_t)(end - data) - at : size - at;
         line++;
         size_t blank = 0;
+        if (n >= 3 && !memcmp(data + at, "\xef\xbb\xbf", 3)) { /* a byte-order mark: the reference's jsonlines skips one a line */
+            at += 3;
+            n -= 3;
+        }
         while (blank < n && strchr(" \t\r", data[at + blank]) && data[at + blank])
             blank++;
         if (blank < n) {

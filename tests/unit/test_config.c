@@ -314,6 +314,9 @@ static void yaml_forms(void **state)
     assert_string_equal(c->logging.log_name, "2024");
     assert_true(has_notice(c, "t.yml:22: logging.use_wandb: nothing is sent to wandb; metrics.jsonl"));
     vlai_config_destroy(c);
+    c = parse("\xef\xbb\xbfmodel_type: qwen2_5\nhyperparams: {seed: 3}\n", NULL, 0); /* a byte-order mark, as PyYAML */
+    assert_true(c->hyperparams.seed == 3);
+    vlai_config_destroy(c);
 
     /* anchors, aliases and merges, and the same as JSON with its escapes */
     c = parse("model_type: qwen2_5\n"

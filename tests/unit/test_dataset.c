@@ -264,6 +264,50 @@ static void sentences(void **state)
     vla_dataset_close(set);
 }
 
+static void prepend(const char *root, const char *file, const char *mark)
+{
+    char path[1024], *data;
+    size_t size;
+    vla_error err = VLA_ERROR_INIT;
+    snprintf(path, sizeof path, "%s/%s", root, file);
+    assert_ok(vlai_read_file(path, 0, &data, &size, &err), err);
+    FILE *f = fopen(path, "wb");
+    assert_non_null(f);
+    assert_int_equal(fwrite(mark, 1, strlen(mark), f), strlen(mark));
+    assert_int_equal(fwrite(data, 1, size, f), size);
+    assert_int_equal(fclose(f), 0);
+    vlai_free(data);
+}
+
+/* As the reference's readers: jsonlines takes a byte-order mark before a line, json refuses it, here by its name. */
+static void byte_order_mark(void **state)
+{
+    (void)state;
+    const char *root = copy_set("datasets/v20-av1");
+    if (!root) {
+        skip();
+        return;
+    }
+    prepend(root, "meta/tasks.jsonl", "\xef\xbb\xbf");
+    prepend(root, "meta/episodes.jsonl", "\n\xef\xbb\xbf");
+    vla_dataset *set, *plain;
+    vla_error err = VLA_ERROR_INIT;
+    assert_ok(vla_dataset_open(root, NULL, &set, &err), err);
+    assert_ok(vla_dataset_open(golden("datasets/v20-av1"), NULL, &plain, &err), err);
+    assert_int_equal(vla_dataset_info_get(set)->episodes, vla_dataset_info_get(plain)->episodes);
+    assert_int_equal(vla_dataset_info_get(set)->rows, vla_dataset_info_get(plain)->rows);
+    assert_string_equal(vla_dataset_task(set, 0), vla_dataset_task(plain, 0));
+    vla_dataset_close(plain);
+    vla_dataset_close(set);
+    prepend(root, "meta/tasks.jsonl", "\xef\xbb\xbf"); /* one is left out, a second is no JSON */
+    assert_fails(vla_dataset_open(root, NULL, &set, &err), VLA_E_FORMAT, err, "tasks.jsonl");
+    root = copy_set("datasets/v20-av1");
+    prepend(root, "meta/info.json", "\xef\xbb\xbf");
+    assert_fails(vla_dataset_open(root, NULL, &set, &err), VLA_E_FORMAT, err, "byte-order mark (EF BB BF)");
+    assert_non_null(strstr(err.message, "meta/info.json"));
+    assert_non_null(strstr(err.hint, "sed -i"));
+}
+
 /* An incomplete download: refused with the number of whole episodes, opened as far as it is whole when asked to. */
 static void partial(void **state)
 {
@@ -515,6 +559,7 @@ int main(void)
     setenv("VLA_CACHE_DIR", scratch, 1);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(whole_sets),      cmocka_unit_test(damaged_sets),        cmocka_unit_test(sentences),
+        cmocka_unit_test(byte_order_mark),
         cmocka_unit_test(partial),         cmocka_unit_test(chosen_episodes),     cmocka_unit_test(failing_allocations),
         cmocka_unit_test(many_threads),
         cmocka_unit_test(sidecar),
