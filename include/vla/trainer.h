@@ -63,8 +63,8 @@ typedef struct vla_channel {
     const char *name, *mean, *count;
 } vla_channel;
 
-/* A metric that is the norm of some parameters: of those whose name holds `part` and that no earlier row takes; "" takes all that
- * are left. */
+/* A metric that is the norm of some parameters that are trained: of those whose name holds `part` and that no earlier row takes; ""
+ * takes all that are left. */
 typedef struct vla_norm {
     const char *name, *part;
 } vla_norm;
@@ -76,7 +76,7 @@ typedef struct vla_model {
     size_t shape_size;
     const char *const *parts; /* names of results besides "loss" that metrics record, ended by NULL; may be NULL */
     const vla_channel *channels;    /* ended by a name of NULL, at most VLA_RECORD_CHANNELS; may be NULL */
-    const vla_norm *norms;          /* besides that of all parameters; ended by a name of NULL, at most VLA_RECORD_NORMS; may be NULL */
+    const vla_norm *norms;          /* besides that of all that are trained; ended by a name of NULL, at most VLA_RECORD_NORMS; may be NULL */
     /* Declares the parameters (vla_store_add), and gives them their first values once the store is allocated. */
     vla_status (*params)(void *user, vla_store *store, vla_error *err);
     vla_status (*init)(void *user, vla_store *store, vla_error *err);
@@ -90,6 +90,8 @@ typedef struct vla_model {
     void (*blame)(void *user, const void *shape, vla_run *run, int64_t count, uint8_t *guilty);
     /* What the loss of this batch is the mean over, when losses are to be means over all of a step; NULL: 1 each. */
     double (*weight)(void *user, void *const *slots, int64_t count);
+    /* Whether the graphs freeze this parameter, so that norms leave it out. Called once the parameters are declared; NULL: none is frozen. */
+    int (*frozen)(void *user, const char *param);
 } vla_model;
 
 typedef struct vla_lr_group {
@@ -119,7 +121,7 @@ typedef struct vla_record {
     double loss, smooth_loss; /* mean of the step's micro-batches; the same over loss_smooth steps */
     int parts;
     const char *part_name[VLA_RECORD_PARTS];
-    double part[VLA_RECORD_PARTS];
+    double part[VLA_RECORD_PARTS], smooth_part[VLA_RECORD_PARTS]; /* the same, each over the last loss_smooth steps that had it */
     double rate, next_rate; /* of the base group: of this step, of the next */
     double grad_norm;       /* before the clip; 0 without clip */
     /* Rates by group ("lr_group/NAME", where there are several), channels, and in their steps norms of parameters. Lent until

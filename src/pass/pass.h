@@ -30,7 +30,7 @@ vla_status vlai_pass_precision(vla_graph *g, vla_numerics numerics, vla_error *e
 /* keep: bytes of what `cheap` would make again that are kept instead. */
 vla_status vlai_pass_recompute(vla_graph *g, vla_recompute mode, size_t keep, vla_error *err);
 
-/* A graph of its own: the norms of a store's whole weights. group: per parameter, one of `groups`, each of which must have some.
+/* A graph of its own: the norms of a store's whole weights. group: per parameter, one of `groups`, each of which must have some, or -1.
  * Result "norm.K" [3] F64 of group K begins with the norm. */
 vla_status vlai_graph_norms(const struct vla_store *store, const int *group, int groups, vla_graph **out, vla_error *err);
 

@@ -224,7 +224,7 @@
     X(INT, epoch_save_interval, 1, 1, VLAI_BIG, WORKS, "epochs between checkpoints at the end of an epoch")            \
     X(INT, gc_interval_steps, 1000, 0, VLAI_BIG, QUIET, "there is no garbage collector")                               \
     X(INT, ignore_until_interval, 0, 0, VLAI_BIG, WORKS, "no checkpoint and no validation before this step")           \
-    X(INT, loss_log_smooth_window, 1, 1, 1000000, WORKS, "steps that the printed loss is averaged over")               \
+    X(INT, loss_log_smooth_window, 1, 1, 1000000, WORKS, "steps that printed losses are averaged over")                \
     /* ours */                                                                                                         \
     X(INT, param_norm_interval, 100, 0, VLAI_BIG, WORKS, "steps between norms of the weights in metrics.jsonl, the "   \
       "first in step 1; 0 = none")

@@ -26,7 +26,7 @@ void vlai_step_line(const vla_record *r, char *out, size_t size)
     put(&l, " epoch %3lld/%3lld | iter %6lld/%6lld | loss %.6f |", (long long)r->epoch, (long long)r->epochs,
         (long long)r->iteration, (long long)r->iterations, r->smooth_loss);
     for (int i = 0; i < r->parts; i++)
-        put(&l, " %s %.6f |", r->part_name[i], r->part[i]);
+        put(&l, " %s %.6f |", r->part_name[i], r->smooth_part[i]);
     put(&l, " lr %.6f | time_current_backward_step %.6fs |", r->next_rate, r->step_seconds);
     if (r->skipped)
         put(&l, " skipped: not finite |");

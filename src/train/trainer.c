@@ -217,7 +217,7 @@ static vla_status make_run_folder(vla_trainer *t, vla_error *err)
     return t->rank > 0 ? VLA_OK : vlai_metrics_open(o->run, t->progress.step, &t->metrics, err);
 }
 
-/* Which norm each parameter belongs to: groups are those that have any. */
+/* Which norm each parameter that is trained belongs to: groups are those that have any. */
 static vla_status make_norms(vla_trainer *t, vla_error *err)
 {
     int group_of[VLA_RECORD_NORMS + 1];
@@ -228,8 +228,12 @@ static vla_status make_norms(vla_trainer *t, vla_error *err)
     memset(group_of, 0xFF, sizeof group_of);
     for (size_t i = 0; i < params; i++) {
         const vla_norm *rows = t->model.norms;
+        const char *name = vla_store_tensor(t->store, VLA_STORE_WEIGHT, i).name;
         int k = 0;
-        while (rows && k < VLA_RECORD_NORMS && rows[k].name && !strstr(vla_store_tensor(t->store, VLA_STORE_WEIGHT, i).name, rows[k].part))
+        t->norm_group[i] = -1;
+        if (t->model.frozen && t->model.frozen(t->model.user, name))
+            continue;
+        while (rows && k < VLA_RECORD_NORMS && rows[k].name && !strstr(name, rows[k].part))
             k++;
         bool taken = rows && k < VLA_RECORD_NORMS && rows[k].name;
         int *group = &group_of[taken ? k : VLA_RECORD_NORMS];
@@ -267,12 +271,14 @@ static vla_status make_machinery(vla_trainer *t, vla_error *err)
     t->status = vlai_calloc(params ? params : 1, sizeof *t->status);
     t->shape = vlai_calloc(1, t->model.shape_size);
     t->guilty = vlai_calloc((size_t)(o->batch * o->accumulation), 1);
-    t->window_loss = vlai_calloc(window, sizeof(double));
+    double *last = vlai_calloc((1 + VLA_RECORD_PARTS) * window, sizeof *last);
+    for (size_t i = 0; last && i < 1 + VLA_RECORD_PARTS; i++)
+        t->window[i].last = last + i * window;
     t->flight_slots = vlai_calloc(VLAI_FLIGHTS * (size_t)o->batch, sizeof *t->flight_slots);
     t->micro_room = vlai_calloc(VLAI_FLIGHTS * (size_t)o->accumulation, sizeof *t->micro_room);
     t->step_slots = vlai_calloc((size_t)(o->batch * o->accumulation), sizeof *t->step_slots);
     t->weights = vlai_calloc((size_t)(o->accumulation * (t->world + 1)), sizeof *t->weights);
-    if (!t->step_slots || !t->weights || !t->micro_room || !t->status || !t->shape || !t->guilty || !t->window_loss || !t->flight_slots)
+    if (!t->step_slots || !t->weights || !t->micro_room || !t->status || !t->shape || !t->guilty || !last || !t->flight_slots)
         return vlai_nomem(err, params * sizeof *t->status);
     for (int i = 0; i < VLAI_FLIGHTS; i++)
         t->flights[i] = (vlai_flight){.slots = t->flight_slots + (size_t)i * (size_t)o->batch,
@@ -384,7 +390,7 @@ void vla_trainer_destroy(vla_trainer *t)
     vlai_free(t->status);
     vlai_free(t->shape);
     vlai_free(t->guilty);
-    vlai_free(t->window_loss);
+    vlai_free(t->window[0].last);
     vlai_free(t->more);
     vlai_free(t->rate_names);
     vlai_free(t->norm_group);
@@ -427,19 +433,30 @@ vla_status vla_trainer_prepare(vla_trainer *t, vla_trainer_memory *memory, vla_e
 
 /* ---- one step ---- */
 
-/* Mean of the last losses that are finite; where none is, the loss itself. */
-static double smooth(vla_trainer *t, double loss)
+/* Mean of a window's last values that are finite, this one among them; where none is, the value itself. */
+static double smooth(vla_trainer *t, int which, double value)
 {
     int64_t size = t->options.loss_smooth > 0 ? t->options.loss_smooth : 1, finite = 0;
-    double sum = 0;
-    t->window_loss[t->window++ % size] = loss;
-    int64_t n = t->window < size ? t->window : size;
+    double sum = 0, *last = t->window[which].last;
+    last[t->window[which].count++ % size] = value;
+    int64_t n = t->window[which].count < size ? t->window[which].count : size;
     for (int64_t i = 0; i < n; i++)
-        if (isfinite(t->window_loss[i])) {
-            sum += t->window_loss[i];
+        if (isfinite(last[i])) {
+            sum += last[i];
             finite++;
         }
-    return finite ? sum / (double)finite : loss;
+    return finite ? sum / (double)finite : value;
+}
+
+/* As the reference does with what it prints (MetricsLogger.smooth): a step that lacks a part leaves that part's window alone. */
+static void smooth_record(vla_trainer *t, vla_record *r)
+{
+    r->smooth_loss = smooth(t, 0, r->loss);
+    for (int i = 0, k = 0; k < r->parts; i++)
+        if (t->model.parts[i] == r->part_name[k]) {
+            r->smooth_part[k] = smooth(t, 1 + i, r->part[k]);
+            k++;
+        }
 }
 
 static void fill_record(vla_trainer *t, vla_record *r)
@@ -454,7 +471,7 @@ static void fill_record(vla_trainer *t, vla_record *r)
     const char *name = t->rate_names;
     for (int g = 0; o->group_count > 1 && g < o->group_count; g++, name += strlen(name) + 1)
         t->more[t->more_count++] = (vla_metric){name, vlai_schedule_rate(&t->schedule, t->progress.step - 1, o->groups[g].rate)};
-    r->smooth_loss = smooth(t, r->loss);
+    smooth_record(t, r);
     r->step_seconds = now - t->last_end;
     r->samples_per_second = (double)vlai_step_samples(t) / r->step_seconds;
     r->teraflops /= r->step_seconds;

@@ -85,10 +85,13 @@ struct vla_trainer {
     vla_metric *more;      /* of the record that was reported last: channels, rates, norms */
     int more_count;
     char *rate_names;      /* "lr_group/NAME" of all groups, one behind the other */
-    int *norm_group, norm_groups; /* of each parameter of the store; NULL: norms are not measured */
+    int *norm_group, norm_groups; /* of each parameter of the store, -1: of none; NULL: norms are not measured */
     const char *norm_name[VLA_RECORD_NORMS + 1]; /* of each group; NULL: in the total alone */
-    double *window_loss;   /* the last losses, for smooth_loss */
-    int64_t window;
+    /* The last values of the loss (0) and of part i (1 + i), for what records say of several steps. */
+    struct {
+        double *last;
+        int64_t count; /* so far */
+    } window[1 + VLA_RECORD_PARTS];
     /* of the steps in progress */
     void *const *slots;  /* of the next micro-batch; with global_loss of the step, in step_slots */
     void **step_slots;

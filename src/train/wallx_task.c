@@ -55,7 +55,7 @@ struct vlai_wallx_task {
     vlai_sampler *collator; /* data.padding: reference */
     vlai_frame_cache *cache;
     vlai_wallx_assembly assembly;
-    char **frozen;          /* parameters that no group takes, with train_action_expert_only */
+    char **frozen;          /* parameters that are not trained */
     size_t frozen_count, frozen_capacity;
     vla_lr_group *groups;
     vla_checkpoint_file files[FILES];
@@ -151,11 +151,18 @@ static vla_samples samples_of(split *s)
 
 /* ---- the model ---- */
 
+/* With train_action_expert_only: what no group of learning rates takes. */
+static int is_frozen(void *user, const char *name)
+{
+    const vlai_wallx_task *t = user;
+    return t->config->optimizer.train_action_expert_only && vlai_settings_group(name, (void *)(uintptr_t)t->config) == 0;
+}
+
 static vla_status note_frozen(vlai_wallx_task *t, const vla_store *store, vla_error *err)
 {
-    for (size_t i = 0; t->config->optimizer.train_action_expert_only && i < vla_store_count(store); i++) {
+    for (size_t i = 0; i < vla_store_count(store); i++) {
         const char *name = vla_store_tensor(store, VLA_STORE_WEIGHT, i).name;
-        if (vlai_settings_group(name, (void *)(uintptr_t)t->config) != 0)
+        if (!is_frozen(t, name))
             continue;
         VLA_TRY(vlai_reserve((void **)&t->frozen, &t->frozen_capacity, t->frozen_count, sizeof *t->frozen, err));
         t->frozen[t->frozen_count] = vlai_arena_strdup(&t->strings, name);
@@ -735,7 +742,7 @@ static vla_status open_task(vlai_wallx_task *t, vla_error *err)
     static const vla_norm norms[] = {{"visual_param_norm", "visual"}, {"action_expert_param_norm", "action"}, {"org_vlm_param_norm", ""}, {NULL, NULL}};
     t->setup.model = (vla_model){.size = sizeof(vla_model), .user = t, .shape_size = sizeof(vlai_wallx_shape), .parts = parts,
                                  .channels = t->channels, .norms = norms, .params = params, .init = init, .shape = shape_of, .build = build, .fill = fill,
-                                 .blame = blame, .weight = weight};
+                                 .blame = blame, .weight = weight, .frozen = is_frozen};
     t->setup.samples = samples_of(&t->train);
     t->setup.validation = samples_of(&t->held);
     t->setup.contract = &t->contract;

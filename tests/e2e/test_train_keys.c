@@ -236,6 +236,18 @@ static void the_action_expert_alone(void **state)
     assert_true(moved > 10 && still > 20);
     vlai_safetensors_close(from);
     vlai_safetensors_close(st);
+    /* The reference measures what is trained: no tensor of the tower is, and the language model's are the second expert's. */
+    tiny_must("train --config tiny.yml --checkpoint.save_path=whole --stop-at 1");
+    char *alone = tiny_read("expert/metrics.jsonl", NULL), *whole = tiny_read("whole/metrics.jsonl", NULL);
+    json_t *a = json_loads(alone, JSON_DISABLE_EOF_CHECK, NULL), *w = json_loads(whole, JSON_DISABLE_EOF_CHECK, NULL);
+    assert_true(json_is_number(json_object_get(w, "visual_param_norm")) && !json_object_get(a, "visual_param_norm"));
+    double part = json_real_value(json_object_get(a, "org_vlm_param_norm")), head = json_real_value(json_object_get(a, "action_expert_param_norm"));
+    assert_true(part > 0 && part < 0.9 * json_real_value(json_object_get(w, "org_vlm_param_norm")));
+    assert_float_equal(json_real_value(json_object_get(a, "total_param_norm")), sqrt(part * part + head * head), 1e-6);
+    json_decref(a);
+    json_decref(w);
+    vlai_free(alone);
+    vlai_free(whole);
 }
 
 int main(void)

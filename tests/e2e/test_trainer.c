@@ -4,9 +4,11 @@
 #include "folder.h"
 #include "toy.h"
 
+#include "train/progress.h"
 #include "train/resume.h"
 
 #include "base/io.h"
+#include "base/json.h"
 #include "base/text.h"
 #include "vla/log.h"
 
@@ -202,12 +204,14 @@ static double metric_of(const vla_record *r, const char *name)
     return NAN;
 }
 
-/* The norm of the weights whose names begin so, in double. */
-static double norm_of(const vla_store *store, const char *begin)
+/* The norm of the weights whose names begin so, without the one of this name, in double. */
+static double norm_of(const vla_store *store, const char *begin, const char *without)
 {
     double squares = 0;
     for (size_t i = 0; i < vla_store_count(store); i++) {
         vla_tensor w = vla_store_tensor(store, VLA_STORE_WEIGHT, i);
+        if (!strcmp(w.name, without))
+            continue;
         for (int64_t k = 0; !strncmp(w.name, begin, strlen(begin)) && k < w.elements; k++)
             squares += (double)((const float *)w.data)[k] * (double)((const float *)w.data)[k];
     }
@@ -246,7 +250,7 @@ static void further_metrics(void **state)
             const vla_store *store = vla_trainer_store(trainer);
             static const char *const names[][2] = {{"in_param_norm", "in."}, {"out_param_norm", "out."}, {"total_param_norm", ""}};
             for (int n = 0; n < 3; n++) {
-                double value = metric_of(&r, names[n][0]), wanted = norm_of(store, names[n][1]);
+                double value = metric_of(&r, names[n][0]), wanted = norm_of(store, names[n][1], "");
                 assert_true(due ? fabs(value - wanted) <= 1e-6 * wanted : isnan(value)); /* squares are added in fp32 by eights */
             }
             assert_true(isnan(metric_of(&r, "none_param_norm")) && isnan(metric_of(&r, "never")));
@@ -270,6 +274,115 @@ static void further_metrics(void **state)
     assert_true(fabs(channel[0] - channel[1]) <= 1e-12);
     print_message("loss %.9g as a mean of means, %.9g over all terms\n", loss[0], loss[1]);
     assert_true(fabs(loss[0] - loss[1]) > 5e-5 * loss[1]);
+}
+
+static int one_is_frozen(void *user, const char *param)
+{
+    (void)user;
+    return !strcmp(param, "in.bias");
+}
+
+static vla_status build_frozen(void *user, const void *shape, vla_graph **out, vla_error *err)
+{
+    VLA_TRY(toy_build(user, shape, out, err));
+    vla_graph_freeze(*out, vla_graph_find(*out, "in.bias"));
+    return VLA_OK;
+}
+
+/* What is not trained is no part of any norm. */
+static void norms_of_what_is_trained(void **state)
+{
+    (void)state;
+    vla_error err = VLA_ERROR_INIT;
+    vla_trainer_options o = toy_options(at("frozen"));
+    toy t = plain;
+    vla_model model = toy_model(&t);
+    model.build = build_frozen;
+    model.frozen = one_is_frozen;
+    vla_samples samples = toy_samples(&t, 50);
+    vla_trainer *trainer;
+    vla_record r;
+    o.norm_interval = 1;
+    assert_ok(vla_trainer_create(&model, &samples, NULL, &o, &trainer, &err), err);
+    assert_ok(vla_trainer_step(trainer, &r, &err), err);
+    static const char *const names[][2] = {{"in_param_norm", "in."}, {"out_param_norm", "out."}, {"total_param_norm", ""}};
+    for (int n = 0; n < 3; n++) {
+        double value = metric_of(&r, names[n][0]), wanted = norm_of(vla_trainer_store(trainer), names[n][1], "in.bias");
+        assert_true(fabs(value - wanted) <= 1e-6 * wanted);
+    }
+    assert_true(norm_of(vla_trainer_store(trainer), "in.", "") > 1.01 * norm_of(vla_trainer_store(trainer), "in.", "in.bias"));
+    vla_trainer_destroy(trainer);
+}
+
+static vla_record seen[16]; /* the records of steps, as they came */
+static int seen_count;
+
+static void see(void *user, const vla_record *r)
+{
+    (void)user;
+    if (r->kind == VLA_RECORD_STEP && seen_count < 16)
+        seen[seen_count++] = *r;
+}
+
+static vla_status build_parts(void *user, const void *shape, vla_graph **out, vla_error *err)
+{
+    VLA_TRY(toy_build(user, shape, out, err));
+    vla_value loss = vla_graph_find(*out, "loss");
+    if (((const toy_shape *)shape)->rows == 8)
+        vla_graph_name(*out, vla_scale(*out, loss, 3), "some_loss");
+    vla_graph_name(*out, vla_scale(*out, loss, 0.5), "half_loss");
+    return vla_graph_check(*out, err);
+}
+
+/* Every loss that is printed is a mean over the window; a part that not every batch has, over the last steps that had it. */
+static void printed_parts_are_smoothed(void **state)
+{
+    (void)state;
+    enum { WINDOW = 3 };
+    static const char *const parts[] = {"some_loss", "half_loss", NULL};
+    vla_error err = VLA_ERROR_INIT;
+    vla_trainer_options o = toy_options(at("smooth"));
+    toy t = plain;
+    vla_model model = toy_model(&t);
+    model.build = build_parts;
+    model.parts = parts;
+    vla_samples samples = toy_samples(&t, 50);
+    vla_trainer *trainer;
+    o.steps = 16;
+    o.loss_smooth = WINDOW;
+    o.report = see;
+    seen_count = 0;
+    assert_ok(vla_trainer_create(&model, &samples, NULL, &o, &trainer, &err), err);
+    assert_ok(vla_trainer_run(trainer, &err), err);
+    vla_trainer_destroy(trainer);
+    assert_int_equal(seen_count, 16);
+    double last[2][16];
+    int had[2] = {0, 0};
+    for (int i = 0; i < seen_count; i++) {
+        char line[512], wanted[128];
+        vlai_step_line(&seen[i], line, sizeof line);
+        for (int k = 0; k < seen[i].parts; k++) {
+            int which = !strcmp(seen[i].part_name[k], "half_loss");
+            last[which][had[which]++] = seen[i].part[k];
+            double sum = 0;
+            int n = had[which] < WINDOW ? had[which] : WINDOW;
+            for (int j = 0; j < n; j++)
+                sum += last[which][had[which] - 1 - j];
+            assert_float_equal(seen[i].smooth_part[k], sum / n, 1e-12);
+            snprintf(wanted, sizeof wanted, " %s %.6f |", seen[i].part_name[k], sum / n);
+            assert_non_null(strstr(line, wanted));
+        }
+        assert_float_equal(seen[i].smooth_loss, 2 * seen[i].smooth_part[seen[i].parts - 1], 1e-6);
+    }
+    assert_true(had[1] == 16 && had[0] > WINDOW && had[0] < 16);
+    size_t size; /* metrics.jsonl has each step's own */
+    char *text = slurp(at("smooth"), "metrics.jsonl", &size), *line = text;
+    for (int i = 1; i < 16; i++)
+        line = strchr(line, '\n') + 1;
+    json_t *record = json_loads(line, JSON_DISABLE_EOF_CHECK, NULL);
+    assert_true(json_real_value(json_object_get(record, "half_loss")) == seen[15].part[seen[15].parts - 1]);
+    json_decref(record);
+    vlai_free(text);
 }
 
 /* The held-out loss after many small steps. */
@@ -330,16 +443,6 @@ static void steps_allocate_nothing(void **state)
     assert_int_equal(before.allocations, after.allocations);
     assert_int_equal(before.releases, after.releases);
     vla_trainer_destroy(trainer);
-}
-
-static vla_record seen[16]; /* the records of steps, as they came */
-static int seen_count;
-
-static void see(void *user, const vla_record *r)
-{
-    (void)user;
-    if (r->kind == VLA_RECORD_STEP && seen_count < 16)
-        seen[seen_count++] = *r;
 }
 
 /* Bad samples: their steps are skipped and named, weights stay finite; too many in a row end the run unsaved. */
@@ -757,6 +860,8 @@ int main(void)
         cmocka_unit_test(metrics_have_no_duplicates),
         cmocka_unit_test(it_learns),
         cmocka_unit_test(further_metrics),
+        cmocka_unit_test(norms_of_what_is_trained),
+        cmocka_unit_test(printed_parts_are_smoothed),
         cmocka_unit_test(stochastic_rounding_learns),
         cmocka_unit_test(steps_allocate_nothing),
         cmocka_unit_test(bad_values_are_skipped),

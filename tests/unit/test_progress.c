@@ -11,7 +11,7 @@ static void step_line_is_the_references(void **state)
     (void)state;
     char line[512];
     vla_record r = {.epochs = 100, .iteration = 3, .iterations = 16238, .smooth_loss = 0.301234, .parts = 1,
-                    .part_name = {"flow_loss"}, .part = {0.301234}, .next_rate = 3.125e-6, .step_seconds = 0.859};
+                    .part_name = {"flow_loss"}, .part = {0.5}, .smooth_part = {0.301234}, .next_rate = 3.125e-6, .step_seconds = 0.859};
     vlai_step_line(&r, line, sizeof line);
     assert_string_equal(line, " epoch   0/100 | iter      3/ 16238 | loss 0.301234 | flow_loss 0.301234 | lr 0.000003 | "
                               "time_current_backward_step 0.859000s |");
