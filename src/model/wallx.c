@@ -14,13 +14,17 @@ typedef struct {
     const vlai_wallx_config *c;
     const vlai_wallx_shape *s;
     vlai_wallx_options o;
+    bool skipped; /* what is built belongs to an expert without rows */
 } builder;
 
 static vla_value param(builder *b, vla_dtype dtype, const char *name, int64_t rows, int64_t cols)
 {
     vla_value v = cols < 0 ? vla_graph_param(b->g, name, dtype, 1, &rows)
                            : vla_graph_param(b->g, name, dtype, 2, (int64_t[]){rows, cols});
-    vlai_graph_touch(b->g, v);
+    if (b->skipped)
+        vla_graph_freeze(b->g, v);
+    else
+        vlai_graph_touch(b->g, v);
     return v;
 }
 
@@ -291,6 +295,21 @@ static void keep_prefix(builder *b, const char *format, int64_t l, vla_value all
     vla_graph_name(b->g, vla_gather_rows(b->g, all, at0, -1), name);
 }
 
+/* What follows is of expert e. The reference skips an expert without rows (SparseMoeBlock.forward and its like in norms and
+ * projections), so that its parameters have no gradient and are not stepped; a batch of nothing but actions has no rows for the first.
+ * Without actions this graph has no second expert. */
+static void enter_expert(builder *b, int e)
+{
+    vlai_graph_lane(b->g, e);
+    b->skipped = e == 0 && b->s->tokens0 == 0;
+}
+
+static void leave_expert(builder *b)
+{
+    vlai_graph_lane(b->g, 0);
+    b->skipped = false;
+}
+
 /* x[first] .. x[1]: the streams that this graph computes; stream 0 is left out when its keys and values are inputs. */
 static void decoder_layer(builder *b, int64_t l, vla_value x[2], int first, int experts, const tables *t, const actions *a)
 {
@@ -301,14 +320,14 @@ static void decoder_layer(builder *b, int64_t l, vla_value x[2], int first, int 
     vla_value gate[2] = {VLA_NONE, VLA_NONE}, fused[2] = {VLA_NONE, VLA_NONE}, qkv[3], o[2];
     snprintf(layer, sizeof layer, "model.layers.%lld", (long long)l);
     for (int e = first; e < experts; e++) {
-        vlai_graph_lane(g, e);
+        enter_expert(b, e);
         snprintf(name, sizeof name, "%s.input_layernorms", layer);
         normed n = expert_norm(b, name, e, x[e], a);
         gate[e] = n.gate;
         snprintf(name, sizeof name, "%s.self_attn.qkv_proj_experts.%d", layer, e);
         fused[e] = linear(b, VLA_COMPUTE, name, n.y, q + 2 * kv, true);
     }
-    vlai_graph_lane(g, 0);
+    leave_expert(b);
     vla_value all = first == 1     ? fused[1]
                     : experts == 2 ? vla_merge_rows(g, fused[0], fused[1], t->map, t->at[0], t->at[1])
                                    : fused[0];
@@ -334,7 +353,7 @@ static void decoder_layer(builder *b, int64_t l, vla_value x[2], int first, int 
         }
     }
     for (int e = first; e < experts; e++) {
-        vlai_graph_lane(g, e);
+        enter_expert(b, e);
         int64_t width = vla_value_dim(g, x[e], 1), inner = vlai_wallx_inner(c, c->expert_intermediate[e]);
         snprintf(name, sizeof name, "%s.self_attn.o_proj_experts.%d", layer, e);
         vla_value y = linear(b, VLA_COMPUTE, name, o[e], width, false);
@@ -348,7 +367,7 @@ static void decoder_layer(builder *b, int64_t l, vla_value x[2], int first, int 
         x[e] = residual(b, x[e], linear(b, VLA_COMPUTE, name, y, width, false), n.gate);
         act(b, x[e], "layer.%lld.e%d", (long long)l, e);
     }
-    vlai_graph_lane(g, 0);
+    leave_expert(b);
 }
 
 /* Embedding rows of stream 0, with pictures and state written over their placeholders. */
@@ -444,7 +463,12 @@ static void build(builder *b)
         decoder_layer(b, l, x, first, experts, &t, &a);
     }
     vlai_graph_layer(g, -1);
-    vla_value hidden0 = first ? VLA_NONE : expert_norm(b, "model.norms", 0, x[0], &a).y, hidden1 = VLA_NONE, out = VLA_NONE;
+    vla_value hidden0 = VLA_NONE, hidden1 = VLA_NONE, out = VLA_NONE;
+    if (!first) {
+        enter_expert(b, 0);
+        hidden0 = expert_norm(b, "model.norms", 0, x[0], &a).y;
+        leave_expert(b);
+    }
     act(b, hidden0, "hidden.e0");
     if (experts == 2) {
         vlai_graph_lane(g, 1);
