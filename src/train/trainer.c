@@ -750,7 +750,7 @@ static vla_status validate_if_due(vla_trainer *t, vla_error *err)
     return status;
 }
 
-/* A step failed (a damaged file, no memory): what was trained so far is saved, and the failure returned. */
+/* A step or a validation failed (a damaged file, no memory): what was trained so far is saved, and the failure returned. */
 static vla_status leave(vla_trainer *t, vla_status status)
 {
     vla_error failure = VLA_ERROR_INIT;
@@ -821,12 +821,13 @@ static vla_status run_steps(vla_trainer *t, vla_error *err)
         stopped = vlai_ranks_stopped(t, &t->progress);
         while (status == VLA_OK && stopped && t->flight_count > 0)
             status = end_step(t, &r, err);
+        bool settled = !stopped && t->flight_count == 0; /* with one under way nothing is due: else it would not have been begun */
+        if (status == VLA_OK && settled)
+            status = save_if_due(t, err);
+        if (status == VLA_OK && settled)
+            status = validate_if_due(t, err);
         if (status != VLA_OK)
             return leave(t, status);
-        if (stopped || t->flight_count > 0) /* with one under way nothing is due: else it would not have been begun */
-            continue;
-        VLA_TRY(save_if_due(t, err));
-        VLA_TRY(validate_if_due(t, err));
     }
     VLA_TRY(save(t, true, err));
     say_memory(t);

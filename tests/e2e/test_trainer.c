@@ -717,6 +717,28 @@ static void a_broken_sample_ends_the_run_saved(void **state)
     vla_checkpoint_close(c);
 }
 
+/* The same of a sample of the validation, which no step has read before. */
+static void a_broken_validation_ends_the_run_saved(void **state)
+{
+    (void)state;
+    vla_error err = VLA_ERROR_INIT;
+    vla_trainer_options o = toy_options(at("unheld"));
+    toy t = plain, held = plain;
+    held.fail_at = 3;
+    o.save_interval = 0;
+    o.validation_interval = 5;
+    vla_model model = toy_model(&t);
+    vla_samples samples = toy_samples(&t, 50), validation = toy_samples(&held, 7);
+    vla_trainer *trainer;
+    assert_ok(vla_trainer_create(&model, &samples, &validation, &o, &trainer, &err), err);
+    assert_fails(vla_trainer_run(trainer, &err), VLA_E_CORRUPT, err, "episode 1, frame 3, camera top");
+    vla_trainer_destroy(trainer);
+    vla_checkpoint *c;
+    assert_ok(vla_checkpoint_open(at("unheld"), &c, &err), err);
+    assert_int_equal(vla_checkpoint_step(c), 5);
+    vla_checkpoint_close(c);
+}
+
 /* A fresh run in a used folder does not meet the other run's future. */
 static void old_checkpoints_step_aside(void **state)
 {
@@ -874,6 +896,7 @@ int main(void)
         cmocka_unit_test(other_settings_are_refused), cmocka_unit_test(counters_that_cannot_be),
         cmocka_unit_test(long_values_that_differ),
         cmocka_unit_test(a_broken_sample_ends_the_run_saved),
+        cmocka_unit_test(a_broken_validation_ends_the_run_saved),
         cmocka_unit_test(old_checkpoints_step_aside),
         cmocka_unit_test(small_splits_are_refused),
         cmocka_unit_test(every_failing_write),
