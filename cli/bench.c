@@ -73,20 +73,6 @@ static const struct {
 };
 enum { VARIANTS = sizeof steps_of_switches / sizeof *steps_of_switches };
 
-static const struct {
-    const char *name;
-    vla_numerics numerics;
-} modes[] = {{"fp32", VLA_FP32}, {"bf16", VLA_BF16_MASTER}, {"bf16-sr", VLA_BF16_SR}, {"bf16-plain", VLA_BF16_PLAIN}};
-static const char *const recompute_names[] = {"none", "cheap", "layer"};
-
-const char *bench_mode_name(vla_numerics n)
-{
-    for (size_t i = 0; i < sizeof modes / sizeof *modes; i++)
-        if (modes[i].numerics == n)
-            return modes[i].name;
-    return "fp64";
-}
-
 bool bench_next_item(const char **list, char item[32])
 {
     size_t n = strcspn(*list, ",");
@@ -97,14 +83,16 @@ bool bench_next_item(const char **list, char item[32])
     return true;
 }
 
+enum { BATCH_MOST = 1000000 };
+
 static vla_status parse_batches(const char *text, int64_t *out, int *count, vla_error *err)
 {
     char item[32], *end;
     const char *rest = !strcmp(text, "auto") ? "4,8,16,20,26,32,48,64,72,80,96,128" : text;
     for (*count = 0; bench_next_item(&rest, item) && *count < BENCH_MOST; (*count)++) {
         out[*count] = strtoll(item, &end, 10);
-        if (end == item || *end || out[*count] < 1)
-            return vlai_fail(err, VLA_E_INVALID, "--batches '%s': wanted numbers of at least 1, separated by commas, or auto", text);
+        if (end == item || *end || out[*count] < 1 || out[*count] > BATCH_MOST)
+            return vlai_fail(err, VLA_E_INVALID, "--batches '%s': wanted numbers of 1 to %d, separated by commas, or auto", text, BATCH_MOST);
     }
     return *count ? VLA_OK : vlai_fail(err, VLA_E_INVALID, "--batches '%s': no number", text);
 }
@@ -114,12 +102,8 @@ static vla_status parse_numerics(const char *text, vla_numerics *out, int *count
     char item[32];
     const char *rest = !strcmp(text, "all") ? "fp32,bf16,bf16-sr" : text;
     for (*count = 0; bench_next_item(&rest, item) && *count < BENCH_MOST; (*count)++) {
-        size_t i = 0;
-        while (i < sizeof modes / sizeof *modes && strcmp(modes[i].name, item))
-            i++;
-        if (i == sizeof modes / sizeof *modes)
+        if (!vlai_numerics_parse(item, &out[*count]) || out[*count] == VLA_FP64)
             return vlai_fail(err, VLA_E_INVALID, "--numerics '%s': wanted fp32, bf16, bf16-sr, bf16-plain or all", item);
-        out[*count] = modes[i].numerics;
     }
     return *count ? VLA_OK : vlai_fail(err, VLA_E_INVALID, "--numerics '%s': no name", text);
 }
@@ -172,7 +156,7 @@ static void print_percent(double share)
 
 static void print_row(const bench_row *row, const vlai_device_facts *f, const bench_row *first)
 {
-    printf("%-10s %6lld ", bench_mode_name(row->numerics), (long long)row->batch);
+    printf("%-10s %6lld ", vlai_numerics_name(row->numerics), (long long)row->batch);
     if (row->out_of_memory) {
         printf("   out of memory: %s\n", row->reason);
         return;
@@ -190,7 +174,7 @@ static void print_row(const bench_row *row, const vlai_device_facts *f, const be
         printf(" %5d %5.0f", row->now.mhz, row->now.watts);
     else
         printf(" %5s %5s", "-", "-");
-    printf("  %-9s", recompute_names[row->recompute]);
+    printf("  %-9s", vlai_recompute_name(row->recompute));
     for (int i = 0; i < BENCH_LOSSES; i++)
         if (!isnan(row->loss[i]))
             printf(" %.6g", row->loss[i]);
@@ -204,7 +188,7 @@ static void print_row(const bench_row *row, const vlai_device_facts *f, const be
 
 json_t *bench_row_json(const bench_row *row, const vlai_device_facts *f)
 {
-    json_t *o = json_pack("{s:s, s:s, s:s, s:I, s:I, s:b}", "kind", "step", "variant", row->variant, "numerics", bench_mode_name(row->numerics), "batch",
+    json_t *o = json_pack("{s:s, s:s, s:s, s:I, s:I, s:b}", "kind", "step", "variant", row->variant, "numerics", vlai_numerics_name(row->numerics), "batch",
                           (json_int_t)row->batch, "global_batch", (json_int_t)row->batch, "oom", row->out_of_memory);
     if (!o || row->out_of_memory) {
         if (o)
@@ -243,7 +227,7 @@ json_t *bench_row_json(const bench_row *row, const vlai_device_facts *f)
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
         if (isfinite(numbers[i].value))
             json_object_set_new(o, numbers[i].name, json_real(numbers[i].value));
-    json_object_set_new(o, "recompute", json_string(recompute_names[row->recompute]));
+    json_object_set_new(o, "recompute", json_string(vlai_recompute_name(row->recompute)));
     json_t *losses = json_object();
     for (int i = 0; i < BENCH_LOSSES; i++) {
         char key[16];
@@ -324,6 +308,8 @@ vla_status bench_set_up(const request *r, const vlai_config *train, bench_setup 
 {
     *s = (bench_setup){.train = train, .threads = (int)r->threads, .steps = r->steps, .limit = (size_t)(r->limit * 1e9), .recompute = -1, .profile = r->profile,
                        .first_choice = r->first_choice, .accumulate = r->accumulate};
+    if (!train->model.config_path)
+        return vlai_fail_hint(err, VLA_E_INVALID, "set model.config_path to a config.json", "%s: no architecture file", train->path);
     VLA_TRY(vlai_wallx_config_load(train->model.config_path, &s->model, err));
     VLA_TRY(vlai_wallx_config_update(&s->model, train, false, err));
     if (r->vocab)
@@ -331,12 +317,13 @@ vla_status bench_set_up(const request *r, const vlai_config *train, bench_setup 
     int64_t cameras = (int64_t)train->keys.camera.count;
     s->work = (vlai_wallx_workload_options){.text = r->text, .horizon = train->task.action_horizon, .side = r->side,
                                             .pictures = r->pictures ? r->pictures : cameras ? cameras : 2};
+    vla_recompute level;
     if (!r->recompute)
         return VLA_OK;
-    for (int i = 0; i < 3; i++)
-        if (!strcmp(recompute_names[i], r->recompute))
-            s->recompute = i;
-    return s->recompute >= 0 ? VLA_OK : vlai_fail(err, VLA_E_INVALID, "--recompute '%s': wanted none, cheap or layer", r->recompute);
+    if (!vlai_recompute_parse(r->recompute, &level))
+        return vlai_fail(err, VLA_E_INVALID, "--recompute '%s': wanted none, cheap or layer", r->recompute);
+    s->recompute = (int)level;
+    return VLA_OK;
 }
 
 static vla_status bench(const request *r, const vlai_config *train, FILE *out, vla_error *err)
@@ -376,7 +363,7 @@ static bool fits_together(const request *r)
     const struct {
         const char *name;
         int64_t value, most;
-    } counts[] = {{"--batch", r->batch, 1000000}, {"--steps", r->steps, 10000000}, {"--text-tokens", r->text, 1000000}, {"--side", r->side, 16384},
+    } counts[] = {{"--batch", r->batch, BATCH_MOST}, {"--steps", r->steps, 10000000}, {"--text-tokens", r->text, 1000000}, {"--side", r->side, 16384},
                   {"--pictures", r->pictures, 64}, {"--vocab", r->vocab, 1 << 28}, {"--accumulate", r->accumulate, 1000000}};
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
         if (counts[i].value > counts[i].most) {

@@ -87,7 +87,6 @@ bool bench_next_item(const char **list, char item[32]);
 vla_status bench_set_up(const bench_request *request, const vlai_config *train, bench_setup *out, vla_error *err);
 /* A row that is still to be measured, with all switches on, or none. */
 bench_row bench_row_of(const bench_request *request, vla_numerics numerics, int64_t batch);
-const char *bench_mode_name(vla_numerics numerics);
 json_t *bench_row_json(const bench_row *row, const vlai_device_facts *facts);
 json_t *bench_machine_json(const vlai_device_facts *facts, const bench_request *request);
 void bench_machine_print(const vlai_device_facts *facts, const bench_request *request);

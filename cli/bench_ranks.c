@@ -10,6 +10,7 @@
 #include "base/pool.h"
 #include "dist/supervise.h"
 #include "exec/store.h"
+#include "optim/settings.h"
 #include "train/device.h"
 
 #include <math.h>
@@ -235,7 +236,7 @@ static vla_status agree(const bench_request *r, const bench_lists *l, together *
     for (int i = 0; i < l->batch_count; i++)
         vlai_text_printf(&text, "batch: %lld\n", (long long)l->batches[i]);
     for (int i = 0; i < l->numerics_count; i++)
-        vlai_text_printf(&text, "numerics: %s\n", bench_mode_name(l->numerics[i]));
+        vlai_text_printf(&text, "numerics: %s\n", vlai_numerics_name(l->numerics[i]));
     vla_status status = vlai_text_status(&text, err);
     if (status == VLA_OK)
         status = vlai_group_agree(t->group, "what is measured", text.data, err);
@@ -318,7 +319,7 @@ static json_t *failed_row(const starter *s, int ranks, vla_numerics numerics, in
     char text[64];
     const char *told = json_string_value(json_object_get(from, "error"));
     snprintf(text, sizeof text, "the ranks ended with code %d", code);
-    return json_pack("{s:s, s:s, s:s, s:i, s:I, s:I, s:b, s:s}", "kind", "ranks", "variant", s->r->plain ? "no switch" : "all switches", "numerics", bench_mode_name(numerics), "ranks",
+    return json_pack("{s:s, s:s, s:s, s:i, s:I, s:I, s:b, s:s}", "kind", "ranks", "variant", s->r->plain ? "no switch" : "all switches", "numerics", vlai_numerics_name(numerics), "ranks",
                      ranks, "batch", (json_int_t)batch, "global_batch", (json_int_t)(batch * ranks), "oom", 0, "error", *s->said ? s->said : told ? told : text);
 }
 
@@ -333,7 +334,7 @@ static vla_status row_of(starter *s, int ranks, vla_numerics numerics, int64_t b
     snprintf(descriptor, sizeof descriptor, "%d", fd);
     snprintf(threads, sizeof threads, "%d", s->threads);
     snprintf(samples, sizeof samples, "%lld", (long long)batch);
-    const char *const options[] = {"--row", descriptor, "--batch", samples, "--numerics", bench_mode_name(numerics), s->threads ? "--threads" : NULL, threads, NULL};
+    const char *const options[] = {"--row", descriptor, "--batch", samples, "--numerics", vlai_numerics_name(numerics), s->threads ? "--threads" : NULL, threads, NULL};
     for (int i = 0; i == 0 || options[i - 1]; i++)
         s->argv[s->argc + i] = (char *)(uintptr_t)options[i];
     vlai_supervised end = {0};

@@ -10,6 +10,7 @@
 #include "base/json.h"
 #include "base/memory.h"
 #include "base/text.h"
+#include "base/time.h"
 #include "dist/ranks.h"
 #include "exec/plan.h"
 #include "exec/store.h"
@@ -21,7 +22,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 enum { RANK_LIMIT = 8 };
@@ -150,22 +150,6 @@ static int parse(int argc, char **argv, const char *name, bool graph, request *r
     return -1;
 }
 
-static vla_status choose(const char *what, const char *value, const char *const *names, int count, int *out, vla_error *err)
-{
-    vlai_text list = {0};
-    for (int i = 0; i < count; i++) {
-        if (!strcmp(value, names[i])) {
-            *out = i;
-            vlai_text_fini(&list);
-            return VLA_OK;
-        }
-        vlai_text_printf(&list, "%s%s", i ? ", " : "", names[i]);
-    }
-    vla_status status = vlai_fail(err, VLA_E_INVALID, "%s '%s': wanted one of %s", what, value, list.failed ? "its values" : list.data);
-    vlai_text_fini(&list);
-    return status;
-}
-
 /* Pictures of a sample from the cameras and resolutions of the configuration, taken as square. */
 static vla_status default_grids(const model *m, request *r, vla_error *err)
 {
@@ -190,9 +174,6 @@ static vla_status default_grids(const model *m, request *r, vla_error *err)
 
 static vla_status load(request *r, model *m, vla_error *err)
 {
-    static const char *const numerics[] = {"fp32", "bf16", "bf16-sr", "bf16-plain"}; /* in the order of vla_numerics */
-    static const char *const recompute[] = {"none", "cheap", "layer"};
-    int choice;
     *m = (model){0};
     VLA_TRY(vlai_config_load(r->config, r->overrides, r->override_count, &m->train, err));
     if (!m->train->model.config_path)
@@ -202,24 +183,24 @@ static vla_status load(request *r, model *m, vla_error *err)
     if (strcmp(r->device, "null") && strcmp(r->device, "cpu"))
         return vlai_fail(err, VLA_E_INVALID, "--device '%s': wanted null or cpu", r->device);
     if (r->numerics) {
-        VLA_TRY(choose("--numerics", r->numerics, numerics, 4, &choice, err));
-        m->numerics = (vla_numerics)choice;
+        if (!vlai_numerics_parse(r->numerics, &m->numerics) || m->numerics == VLA_FP64)
+            return vlai_fail(err, VLA_E_INVALID, "--numerics '%s': wanted one of fp32, bf16, bf16-sr, bf16-plain", r->numerics);
     } else {
         m->numerics = vlai_settings_numerics(m->train, strcmp(r->device, "cpu"));
     }
     m->recompute = VLA_RECOMPUTE_CHEAP;
     if (r->recompute) {
-        VLA_TRY(choose("--recompute", r->recompute, recompute, 3, &choice, err));
-        m->recompute = (vla_recompute)choice;
+        if (!vlai_recompute_parse(r->recompute, &m->recompute))
+            return vlai_fail(err, VLA_E_INVALID, "--recompute '%s': wanted one of none, cheap, layer", r->recompute);
     } else if (m->train->memory.recompute != VLAI_RECOMPUTE_AUTO &&
                (vlai_config_origin(m->train, "memory.recompute").file || m->train->memory.recompute != VLAI_RECOMPUTE_NONE)) {
         m->recompute = (vla_recompute)m->train->memory.recompute; /* the same order */
     }
-    if (r->fuse) {
-        static const char *const regions[] = {"none", "model", "visual", "all"}; /* bits of VLA_FUSE_MODEL, VLA_FUSE_VISUAL */
-        VLA_TRY(choose("--fuse", r->fuse, regions, 4, &choice, err));
-        m->fuse = (unsigned)choice;
-    }
+    static const char *const regions[] = {"none", "model", "visual", "all"}; /* bits of VLA_FUSE_MODEL, VLA_FUSE_VISUAL */
+    while (r->fuse && m->fuse < 4 && strcmp(r->fuse, regions[m->fuse]) != 0)
+        m->fuse++;
+    if (m->fuse == 4)
+        return vlai_fail(err, VLA_E_INVALID, "--fuse '%s': wanted one of none, model, visual, all", r->fuse);
     m->use = m->train->hyperparams.gradient_accumulation_steps > 1 ? VLA_STORE_ACCUMULATE : VLA_STORE_TRAIN;
     if (!r->batch)
         r->batch = m->train->hyperparams.batch_size_per_gpu;
@@ -376,8 +357,6 @@ static vla_status make_plan(const request *r, const model *m, int64_t ranks, vla
     return status;
 }
 
-static const char *const recompute_names[] = {"none", "cheap", "layer"};
-
 static const struct {
     const char *name;
     size_t offset;
@@ -445,25 +424,25 @@ static void print_summary(const request *r, const model *m, const summary *s)
         printf("%s %dx%d", i ? "," : " pictures of", r->sizes.grid[3 * i + 1], r->sizes.grid[3 * i + 2]);
     printf("%s patches\n", r->sizes.images ? "" : " no");
     printf("planned: offsets by lifetime, recompute %s, %zu launches; plain: free lists, recompute none, %zu launches\n",
-           recompute_names[m->recompute], s->planned[0].nodes, s->plain[0].nodes);
+           vlai_recompute_name(m->recompute), s->planned[0].nodes, s->plain[0].nodes);
     for (int p = 0; m->fuse && p < VLAI_FUSE_COUNT; p++)
         printf("%s %zu %s (saves %s)", p ? ",\n      " : "fused:", s->planned[0].fused[p], vlai_fuse_name(p), vlai_fuse_saves(p));
     printf("%s", m->fuse ? "\n" : "");
     print_table(r, s);
     printf("\nplanned activations by recompute, GB:");
     for (int i = 0; i < 3; i++)
-        printf("%s %s %.3f (lower bound %.3f)", i ? "," : "", recompute_names[i], (double)s->modes[i].memory.activations * 1e-9,
+        printf("%s %s %.3f (lower bound %.3f)", i ? "," : "", vlai_recompute_name(i), (double)s->modes[i].memory.activations * 1e-9,
                (double)s->modes[i].lower_bound * 1e-9);
     printf("\nread and written by the planned launches, GB:");
     for (int i = 0; i < 3; i++)
-        printf("%s %s %.1f", i ? "," : "", recompute_names[i], s->modes[i].traffic * 1e-9);
+        printf("%s %s %.1f", i ? "," : "", vlai_recompute_name(i), s->modes[i].traffic * 1e-9);
     double samples = (double)shape->samples;
     printf("\n\nmodel FLOPs per sample     %8.4f T  training = 3 x forward (vision %.1f + %.1f attention, language %.1f + %.1f, head %.2f G)\n",
            s->model_flops.training * 1e-12, s->model_flops.vision_linear * 1e-9, s->model_flops.vision_attention * 1e-9,
            s->model_flops.language_linear * 1e-9, s->model_flops.language_attention * 1e-9, s->model_flops.action_head * 1e-9);
     printf("executed FLOPs per sample  %8.4f T  recompute none: what no result needs is left out\n", s->alone.flops / samples * 1e-12);
     if (m->recompute != VLA_RECOMPUTE_NONE)
-        printf("                           %8.4f T  recompute %s\n", s->modes[m->recompute].flops / samples * 1e-12, recompute_names[m->recompute]);
+        printf("                           %8.4f T  recompute %s\n", s->modes[m->recompute].flops / samples * 1e-12, vlai_recompute_name(m->recompute));
     printf("planned in %.2f s\n", s->seconds);
 }
 
@@ -494,13 +473,13 @@ static vla_status print_json(const request *r, const model *m, const summary *s,
     double samples = (double)m->shape.samples;
     json_t *modes = json_object(), *traffic = json_object();
     for (int i = 0; i < 3; i++) {
-        json_object_set_new(modes, recompute_names[i], json_integer((json_int_t)s->modes[i].memory.activations));
-        json_object_set_new(traffic, recompute_names[i], json_real(s->modes[i].traffic));
+        json_object_set_new(modes, vlai_recompute_name(i), json_integer((json_int_t)s->modes[i].memory.activations));
+        json_object_set_new(traffic, vlai_recompute_name(i), json_real(s->modes[i].traffic));
     }
     json_t *out = json_pack("{s:I, s:I, s:I, s:I, s:s, s:o, s:o, s:o, s:o, s:f, s:f, s:f}", "batch", (json_int_t)r->batch, "tokens_per_sample",
                             (json_int_t)((m->shape.tokens0 + m->shape.tokens1) / m->shape.samples), "vocab",
                             (json_int_t)m->config.vocab_size, "parameters", (json_int_t)s->parameters, "recompute",
-                            recompute_names[m->recompute], "planned", figures_json(s->planned, r), "plain", figures_json(s->plain, r),
+                            vlai_recompute_name(m->recompute), "planned", figures_json(s->planned, r), "plain", figures_json(s->plain, r),
                             "activations", modes, "traffic", traffic, "model_flops_per_sample", s->model_flops.training, "executed_flops_per_sample",
                             s->alone.flops / samples, "seconds", s->seconds);
     json_t *fused = json_object();
@@ -516,16 +495,9 @@ static vla_status print_json(const request *r, const model *m, const summary *s,
     return VLA_OK;
 }
 
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static vla_status run_plan(request *r, model *m, vla_error *err)
 {
-    double start = now();
+    double start = vlai_now();
     VLA_TRY(load(r, m, err));
     summary s = {0};
     if (r->text) {
@@ -553,7 +525,7 @@ static vla_status run_plan(request *r, model *m, vla_error *err)
         s.parameters += vla_store_tensor(store, VLA_STORE_WEIGHT, i).elements;
     vla_store_destroy(store);
     vlai_wallx_flops_of(&m->config, r->sizes.text_tokens, m->shape.horizon, 0, r->sizes.images, r->sizes.grid, &s.model_flops);
-    s.seconds = now() - start;
+    s.seconds = vlai_now() - start;
     if (r->json)
         return print_json(r, m, &s, err);
     print_summary(r, m, &s);

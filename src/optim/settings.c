@@ -60,7 +60,17 @@ vla_adamw_options vlai_settings_adamw(const vlai_config *config)
 }
 
 static const char *const numerics_names[] = {"fp32", "bf16", "bf16-sr", "bf16-plain", "fp64"};
-enum { NUMERICS = sizeof numerics_names / sizeof *numerics_names };
+static const char *const recompute_names[] = {"none", "cheap", "layer"};
+enum { NUMERICS = sizeof numerics_names / sizeof *numerics_names, RECOMPUTES = sizeof recompute_names / sizeof *recompute_names };
+
+/* The name's place in the list; `count` where it is none of them. */
+static int place_of(const char *name, const char *const *names, int count)
+{
+    int i = 0;
+    while (i < count && strcmp(name, names[i]) != 0)
+        i++;
+    return i;
+}
 
 const char *vlai_numerics_name(vla_numerics numerics)
 {
@@ -69,12 +79,21 @@ const char *vlai_numerics_name(vla_numerics numerics)
 
 bool vlai_numerics_parse(const char *name, vla_numerics *out)
 {
-    for (int i = 0; i < NUMERICS; i++)
-        if (!strcmp(name, numerics_names[i])) {
-            *out = (vla_numerics)i;
-            return true;
-        }
-    return false;
+    int i = place_of(name, numerics_names, NUMERICS);
+    *out = i < NUMERICS ? (vla_numerics)i : *out;
+    return i < NUMERICS;
+}
+
+const char *vlai_recompute_name(vla_recompute mode)
+{
+    return (unsigned)mode < RECOMPUTES ? recompute_names[mode] : "?";
+}
+
+bool vlai_recompute_parse(const char *name, vla_recompute *out)
+{
+    int i = place_of(name, recompute_names, RECOMPUTES);
+    *out = i < RECOMPUTES ? (vla_recompute)i : *out;
+    return i < RECOMPUTES;
 }
 
 vla_numerics vlai_settings_numerics(const vlai_config *config, bool gpu)

@@ -24,6 +24,8 @@ double vlai_settings_peak(const vlai_config *config, int group);
 /* "fp32", "bf16", "bf16-sr", "bf16-plain", "fp64", in the order of vla_numerics; parse takes these, false otherwise. */
 const char *vlai_numerics_name(vla_numerics numerics);
 bool vlai_numerics_parse(const char *name, vla_numerics *out);
+const char *vlai_recompute_name(vla_recompute mode); /* "none", "cheap", "layer" */
+bool vlai_recompute_parse(const char *name, vla_recompute *out);
 /* training.numerics; auto is bf16 with fp32 masters on a GPU, fp32 without. */
 vla_numerics vlai_settings_numerics(const vlai_config *config, bool gpu);
 /* All of hyper (VLA_HYPER_...): `step` counts scheduler steps from 0, `applied` optimiser updates before this one. */

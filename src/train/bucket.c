@@ -6,6 +6,7 @@
 #include "base/text.h"
 #include "exec/executor.h"
 #include "exec/shard.h"
+#include "optim/settings.h"
 #include "pass/pass.h"
 #include "train/device.h"
 
@@ -243,38 +244,43 @@ static vla_status keep_more(vlai_plans *p, vlai_bucket *b, size_t room, size_t h
 }
 
 /* The least recompute whose plan fits beside the parameters; all that there is when none does, which the executor then
- * refuses with its own numbers. It changes no bit of the results. */
-static vla_status make_fitting_plan(vlai_plans *p, vlai_bucket *b, vla_error *err)
+ * refuses with its own numbers. It changes no bit of the results. line: what each needs, for whoever reads the log. */
+static vla_status choose_recompute(vlai_plans *p, vlai_bucket *b, vla_recompute *mode, vlai_text *line, vla_error *err)
 {
-    static const char *const names[] = {"none", "cheap", "layer"};
-    vlai_text line = {0};
     size_t held = vlai_store_held(p->store), room = vlai_device_room(p->executor, p->options.limit, held);
-    vla_recompute mode = p->options.plan.recompute;
     vlai_plan_need own;
     size_t need;
-    for (;; mode++) {
-        VLA_TRY(make_plan(p, b, mode, 0, err));
+    for (*mode = p->options.plan.recompute;; ++*mode) {
+        VLA_TRY(make_plan(p, b, *mode, 0, err));
         own = vlai_plan_needs(p->executor, b->plan);
         need = held + own.arena + own.scratch;
-        vlai_text_printf(&line, "%s%s needs %.3f GB", line.size ? ", " : "", names[mode], 1e-9 * (double)need);
-        if (mode == VLA_RECOMPUTE_LAYER || need <= room)
+        vlai_text_printf(line, "%s%s needs %.3f GB", line->size ? ", " : "", vlai_recompute_name(*mode), 1e-9 * (double)need);
+        if (*mode == VLA_RECOMPUTE_LAYER || need <= room)
             break;
         vla_plan_destroy(b->plan);
         b->plan = NULL;
     }
-    if (mode == VLA_RECOMPUTE_CHEAP && (p->options.limit || p->options.plan.keep || !vlai_store_is_sharded(p->store)) &&
+    if (*mode == VLA_RECOMPUTE_CHEAP && (p->options.limit || p->options.plan.keep || !vlai_store_is_sharded(p->store)) &&
         vlai_device_keep(p->options.plan.numerics, p->options.plan.keep, room, need, own.arena)) {
         VLA_TRY(keep_more(p, b, room, held, &need, err));
-        vlai_text_printf(&line, " and %.3f GB with what it has room to keep", 1e-9 * (double)need);
+        vlai_text_printf(line, " and %.3f GB with what it has room to keep", 1e-9 * (double)need);
     }
-    if (mode != p->recompute || p->count == 1) {
-        if (room < SIZE_MAX)
-            vlai_text_printf(&line, ", %.3f GB are there", 1e-9 * (double)room);
-        vlai_info("memory.recompute auto: %s: %s", line.data ? line.data : "", names[mode]);
-    }
-    vlai_text_fini(&line);
-    p->recompute = mode;
+    if (room < SIZE_MAX)
+        vlai_text_printf(line, ", %.3f GB are there", 1e-9 * (double)room);
     return VLA_OK;
+}
+
+static vla_status make_fitting_plan(vlai_plans *p, vlai_bucket *b, vla_error *err)
+{
+    vlai_text line = {0};
+    vla_recompute mode;
+    vla_status status = choose_recompute(p, b, &mode, &line, err);
+    if (status == VLA_OK && (mode != p->recompute || p->count == 1))
+        vlai_info("memory.recompute auto: %s: %s", line.data ? line.data : "", vlai_recompute_name(mode));
+    if (status == VLA_OK)
+        p->recompute = mode;
+    vlai_text_fini(&line);
+    return status;
 }
 
 /* Batches a little larger than the first will come: where there is room, a device's arena is a little larger from the start, so

@@ -1,6 +1,7 @@
 /* The memory of a run: prompts of the data set, a batch as large as chance will bring, plans, and what else there is. */
 #include "base/fail.h"
 #include "base/memory.h"
+#include "optim/settings.h"
 #include "train/contract_config.h"
 #include "train/device.h"
 #include "train/loader.h"
@@ -440,12 +441,11 @@ void vlai_look_memory(look *l)
             find_settings(l, vlai_wallx_task_setup(l->task), &made, &settings, d->total ? limit / 50 * 49 : limit / 10 * 9);
             vlai_look_judge(l, "memory", say_short(out, peak, limit, &e), &e);
         } else {
-            static const char *const names[] = {"none", "cheap", "layer"};
             vlai_look_say(l, "memory", VLAI_CHECK_OK, "%.3f GB at the peak, %.3f GB available%s; a batch of %" PRId64 " has at most about %" PRId64
                           " tokens, a prompt %" PRId64 "%s%s", 1e-9 * (double)(d->total ? peak : out->memory.total), 1e-9 * (double)limit,
                           here > 1 && !d->total ? " to each rank of this machine" : "",
                           settings.batch, out->tokens_batch, out->tokens_longest, settings.automatic ? "; recompute " : "",
-                          settings.automatic ? names[out->memory.recompute] : "");
+                          settings.automatic ? vlai_recompute_name(out->memory.recompute) : "");
         }
     }
     if (made.samples)

@@ -7,7 +7,6 @@
 #include "optim/settings.h"
 
 #include <stdio.h>
-
 #include <string.h>
 
 /* jansson's setters report a failed allocation by -1; one flag collects them. */

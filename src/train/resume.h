@@ -21,8 +21,6 @@ typedef struct vlai_progress {
     int64_t samples;      /* seen */
 } vlai_progress;
 
-const char *vlai_numerics_name(vla_numerics numerics); /* as training.numerics spells it */
-
 /* state.json as text. `count`: samples of an epoch's order. `choices`: of vla_executor_choices; NULL or "" = none. */
 vla_status vlai_state_text(const vla_trainer_options *options, int64_t count, const vlai_progress *progress, const char *choices,
                            vlai_text *out, vla_error *err);

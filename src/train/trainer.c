@@ -11,6 +11,7 @@
 #include "dist/group.h"
 #include "exec/device_facts.h"
 #include "exec/store.h"
+#include "optim/settings.h"
 
 #include <inttypes.h>
 #include <math.h>

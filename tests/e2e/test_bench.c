@@ -83,11 +83,14 @@ static void refuses(void **state)
         {"bench", "no configuration"},
         {SMALL "--batches 4,x", "--batches '4,x'"},
         {SMALL "--batches 0", "--batches '0'"},
+        {SMALL "--batches 4,9223372036854775807", "wanted numbers of 1 to 1000000"},
+        {SMALL "--numerics fp64", "--numerics 'fp64'"},
         {SMALL "--numerics fp8", "--numerics 'fp8'"},
         {SMALL "--recompute all", "--recompute 'all'"},
         {SMALL "--side 20 --batch 1", "pictures of 20 pixels"},
         {SMALL "--memory-limit -1", "--memory-limit"},
         {SMALL "--device tpu", "tpu"},
+        {SMALL "--model.config_path=null", "tiny.yml: no architecture file"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         assert_int_equal(tiny_run(NULL, cases[i].arguments), 2);

@@ -1,4 +1,5 @@
 /* Plans of a run under a limit: the least is made again that lets a plan fit, and with room to spare less than that. */
+#include "alloc.h"
 #include "test.h"
 
 #include "base/fail.h"
@@ -33,36 +34,51 @@ typedef struct outcome {
     size_t need, keep; /* need: parameters and plan */
 } outcome;
 
-/* limit 0: none, and `fixed` decides. */
-static outcome plan_of(vla_numerics numerics, size_t limit, vla_recompute fixed, size_t keep)
+static vla_status add_all(vla_store *store, vla_error *err)
 {
-    vla_error err;
-    vla_store *store;
-    vla_executor *executor;
-    vlai_plans *plans;
-    vlai_bucket *bucket;
-    vla_model model = {.size = sizeof model, .shape_size = sizeof(int64_t), .build = build};
-    vlai_plans_options options = {.plan = VLA_PLAN_OPTIONS_DEFAULT, .accumulation = 1, .most = 2, .automatic = limit > 0, .limit = limit};
-    options.plan.recompute = fixed;
-    options.plan.numerics = numerics;
-    options.plan.keep = keep;
-    assert_ok(vla_store_create(&store, &err), err);
     for (int l = 0; l < LAYERS; l++) {
         char name[16];
         snprintf(name, sizeof name, "up.%d", l);
-        assert_ok(vla_store_add(store, name, VLA_COMPUTE, 2, (int64_t[]){2 * INNER, WIDTH}, 0, &err), err);
+        VLA_TRY(vla_store_add(store, name, VLA_COMPUTE, 2, (int64_t[]){2 * INNER, WIDTH}, 0, err));
         snprintf(name, sizeof name, "down.%d", l);
-        assert_ok(vla_store_add(store, name, VLA_COMPUTE, 2, (int64_t[]){WIDTH, INNER}, 0, &err), err);
+        VLA_TRY(vla_store_add(store, name, VLA_COMPUTE, 2, (int64_t[]){WIDTH, INNER}, 0, err));
     }
-    assert_ok(vla_store_allocate(store, numerics, VLA_STORE_TRAIN, &err), err);
-    assert_ok(vla_executor_create(1, &executor, &err), err);
-    assert_ok(vlai_plans_create(&model, store, executor, &options, &plans, &err), err);
-    assert_ok(vlai_plans_get(plans, &(int64_t){1}, true, &bucket, &err), err);
+    return VLA_OK;
+}
+
+/* limit 0: none, and `fixed` decides. */
+static vla_status try_plan(vla_numerics numerics, size_t limit, vla_recompute fixed, size_t keep, outcome *got, vla_error *err)
+{
+    vla_store *store = NULL;
+    vla_executor *executor = NULL;
+    vlai_plans *plans = NULL;
+    vlai_bucket *bucket;
+    vla_model model = {.size = sizeof model, .shape_size = sizeof(int64_t), .build = build};
+    vlai_plans_options options = {.plan = VLA_PLAN_OPTIONS_DEFAULT, .accumulation = 1, .most = 2, .automatic = limit > 0, .limit = limit};
+    vla_status status;
+    options.plan.recompute = fixed;
+    options.plan.numerics = numerics;
+    options.plan.keep = keep;
+    VLA_TRY_GOTO(vla_store_create(&store, err), done);
+    VLA_TRY_GOTO(add_all(store, err), done);
+    VLA_TRY_GOTO(vla_store_allocate(store, numerics, VLA_STORE_TRAIN, err), done);
+    VLA_TRY_GOTO(vla_executor_create(1, &executor, err), done);
+    VLA_TRY_GOTO(vlai_plans_create(&model, store, executor, &options, &plans, err), done);
+    VLA_TRY_GOTO(vlai_plans_get(plans, &(int64_t){1}, true, &bucket, err), done);
     vlai_plan_need own = vlai_plan_needs(executor, bucket->plan);
-    outcome got = {bucket->plan->options.recompute, vlai_store_held(store) + own.arena + own.scratch, bucket->plan->options.keep};
+    *got = (outcome){bucket->plan->options.recompute, vlai_store_held(store) + own.arena + own.scratch, bucket->plan->options.keep};
+done:
     vlai_plans_destroy(plans);
     vla_executor_destroy(executor);
     vla_store_destroy(store);
+    return status;
+}
+
+static outcome plan_of(vla_numerics numerics, size_t limit, vla_recompute fixed, size_t keep)
+{
+    vla_error err = VLA_ERROR_INIT;
+    outcome got;
+    assert_ok(try_plan(numerics, limit, fixed, keep, &got, &err), err);
     return got;
 }
 
@@ -108,6 +124,27 @@ static void test_wanted(void **state)
     }
 }
 
+/* Whatever allocation fails while modes are tried one after the other, nothing is left behind. */
+static void test_no_memory(void **state)
+{
+    (void)state;
+    outcome got, cheap = plan(0, VLA_RECOMPUTE_CHEAP);
+    uint64_t n = 1;
+    for (bool failed = true; failed; n++) {
+        vla_error err = VLA_ERROR_INIT;
+        vla_memory_stats before = vla_memory_stats_get();
+        failing_allocation(n);
+        vla_status status = try_plan(VLA_FP32, cheap.need, VLA_RECOMPUTE_NONE, 0, &got, &err);
+        failed = alloc_reached();
+        failing_allocation(0);
+        vla_memory_stats after = vla_memory_stats_get();
+        assert_int_equal(after.allocations - before.allocations - failed, after.releases - before.releases);
+        assert_true(status == VLA_OK || (failed && status == VLA_E_NOMEM)); /* a line of the log may lack */
+    }
+    assert_int_equal(got.need, cheap.need);
+    assert_true(n > 100);
+}
+
 static void test_device_keep(void **state)
 {
     (void)state;
@@ -124,6 +161,6 @@ static void test_device_keep(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_limits), cmocka_unit_test(test_wanted), cmocka_unit_test(test_device_keep)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_limits), cmocka_unit_test(test_wanted), cmocka_unit_test(test_no_memory), cmocka_unit_test(test_device_keep)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
