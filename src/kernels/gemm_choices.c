@@ -61,8 +61,8 @@ static entry *find(const vlai_gemm_choices *c, const vlai_gemm_shape *shape)
     return found ? &c->entries[at] : NULL;
 }
 
-/* One line; false when it is none. */
-static bool read_line(const char *line, vlai_gemm_shape *s, vlai_gemm_choice *c)
+/* The first `length` characters, one line; false when they are none. scanf goes on into the next line where this one is cut. */
+static bool read_line(const char *line, size_t length, vlai_gemm_shape *s, vlai_gemm_choice *c)
 {
     int operand, result, bias_type, end = 0;
     uint64_t *w = c->words;
@@ -73,8 +73,13 @@ static bool read_line(const char *line, vlai_gemm_shape *s, vlai_gemm_choice *c)
     s->operand = (vla_dtype)operand;
     s->result = (vla_dtype)result;
     s->bias_type = (vla_dtype)bias_type;
-    s->multiprocessors = n == 21 && line[end] == ' ' ? (int)strtol(line + end, NULL, 10) : 0;
-    return n == 21;
+    s->multiprocessors = 0;
+    if (n != 21 || (size_t)end >= length)
+        return n == 21 && (size_t)end == length;
+    char *rest;
+    long multiprocessors = strtol(line + end, &rest, 10);
+    s->multiprocessors = (int)multiprocessors;
+    return line[end] == ' ' && rest == line + length && multiprocessors > 0 && multiprocessors <= INT16_MAX;
 }
 
 /* In place of the shape's choice so far; whether it is used stays as it was. */
@@ -101,7 +106,7 @@ static vla_status adopt(vlai_gemm_choices *c, const char *text, bool used, vla_e
         vlai_gemm_shape s = {0};
         vlai_gemm_choice choice;
         if (end != text && *text) {
-            bool understood = read_line(text, &s, &choice);
+            bool understood = read_line(text, end ? (size_t)(end - text) : strlen(text), &s, &choice);
             if (understood)
                 VLA_TRY(put(c, &s, &choice, err));
             if (understood && used)
@@ -229,7 +234,7 @@ vla_status vlai_gemm_choices_save(vlai_gemm_choices *c, vla_error *err)
     if (status == VLA_OK && !vlai_is_file(c->kind))
         status = vlai_write_file_atomic(c->kind, text.data, text.size, err);
     vlai_text_fini(&text);
-    c->changed = status != VLA_OK;
+    c->changed = false; /* what could not be written is, once there is more */
     return status;
 }
 

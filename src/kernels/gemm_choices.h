@@ -29,7 +29,7 @@ int vlai_gemm_choices_near(const vlai_gemm_choices *choices, const vlai_gemm_sha
 vla_status vlai_gemm_choices_put(vlai_gemm_choices *choices, const vlai_gemm_shape *shape, const vlai_gemm_choice *choice, vla_error *err);
 /* A run works with the choice of this shape; nothing when there is none. What was timed and not taken is not used. */
 void vlai_gemm_choices_use(vlai_gemm_choices *choices, const vlai_gemm_shape *shape);
-/* Writes the files when something was put since. */
+/* Writes the files when something was put since, also since a save that failed. */
 vla_status vlai_gemm_choices_save(vlai_gemm_choices *choices, vla_error *err);
 /* The choices that were used, as text: the same for the same choices, whatever else is known and in whatever order they came. */
 void vlai_gemm_choices_text(const vlai_gemm_choices *choices, vlai_text *out);

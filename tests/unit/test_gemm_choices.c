@@ -118,6 +118,54 @@ static void test_resume(void **state)
     vlai_gemm_choices_close(c);
 }
 
+/* A file that lost some of its bytes: lines that are cut, or have more than they should, are no choices, those around them are. */
+static void test_damaged(void **state)
+{
+    (void)state;
+    static const char cut[] = "3 7 5 1 0 0 0 0 3 1 0 64 0.2500 30 1 0 0 0 0 0\n"; /* the next line's first number would be its last word */
+    static const char *const bad[] = {cut, "3 7 5 1 0 0 0 0 3 1 0 64 0.2500 30 1 0 0 0 0 0 0 x\n", "3 7 5 1 0 0 0 0 3 1 0 64 0.2500 30 1 0 0 0 0 0 0 \n",
+                                      "3 7 5 1 0 0 0 0 3 1 0 64 0.2500 30 1 0 0 0 0 0 0 -4\n", "3 7 5\n", "\x01\n"};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        vla_error err;
+        char text[512], file[128];
+        vlai_gemm_choice choice;
+        vlai_gemm_shape three = shape(3, 0), nine = shape(9, 0);
+        snprintf(text, sizeof text, LINE_2 "%s" LINE_9, bad[i]);
+        snprintf(file, sizeof file, "%s/damaged%zu", folder, i);
+        assert_ok(vlai_write_file_atomic(file, text, strlen(text), &err), err);
+        vlai_gemm_choices *c = open_choices(file);
+        assert_false(vlai_gemm_choices_find(c, &three, &choice));
+        assert_true(vlai_gemm_choices_find(c, &nine, &choice) && choice.words[0] == 0x90 && choice.words[7] == 0);
+        assert_int_equal(vlai_gemm_choices_adopt(c, text, &err), VLA_E_INVALID);
+        assert_non_null(strstr(err.message, "line 2"));
+        vlai_gemm_choices_close(c);
+    }
+}
+
+/* Where there is no place for the file, a save says so; the next one that has something new tries again. */
+static void test_unwritable(void **state)
+{
+    (void)state;
+    vla_error err;
+    char file[128];
+    snprintf(file, sizeof file, "%s/none/choices", folder);
+    vlai_gemm_choices *c = open_choices(file);
+    put(c, 2, 0, 0x20);
+    assert_int_equal(vlai_gemm_choices_save(c, &err), VLA_E_NOT_FOUND);
+    assert_ok(vlai_gemm_choices_save(c, &err), err);
+    snprintf(file, sizeof file, "%s/none", folder);
+    assert_ok(vlai_mkdirs(file, &err), err);
+    put(c, 3, 0, 0x30);
+    assert_ok(vlai_gemm_choices_save(c, &err), err);
+    vlai_gemm_choices_close(c);
+    snprintf(file, sizeof file, "%s/none/choices", folder);
+    c = open_choices(file);
+    use(c, 2, 0);
+    use(c, 3, 0);
+    must_say(c, LINE_2 LINE_3);
+    vlai_gemm_choices_close(c);
+}
+
 /* In whatever order shapes came, and whatever type a bias that is not there would have. */
 static void test_order(void **state)
 {
@@ -226,6 +274,6 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_used), cmocka_unit_test(test_resume), cmocka_unit_test(test_order),
-        cmocka_unit_test(test_multiprocessors), cmocka_unit_test(test_near)};
+        cmocka_unit_test(test_multiprocessors), cmocka_unit_test(test_near), cmocka_unit_test(test_damaged), cmocka_unit_test(test_unwritable)};
     return cmocka_run_group_tests(tests, make, clear);
 }
