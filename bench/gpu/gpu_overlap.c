@@ -24,7 +24,7 @@
 #include <nccl.h>
 #include <stdbool.h>
 
-enum { ROWS = 6784, HIDDEN = 2048, INNER = 11008, PACKED = 2560, LANES = 2, REPEATS = 12, UNCOUNTED = 2, SEARCHED = 32, MOST_LAYERS = 16, MOST_SETS = 8 };
+enum { ROWS = 6784, HIDDEN = 2048, INNER = 11008, PACKED = 2560, LANES = 2, REPEATS = 12, UNCOUNTED = 2, MOST_LAYERS = 16, MOST_SETS = 8 };
 enum { WORKSPACE = 32 << 20, LEAST_COPY_ENGINES = NCCL_VERSION(2, 28, 1) };
 static const size_t OPERANDS = (size_t)4 << 30, RESULTS = (size_t)2 << 30, SENT = (size_t)800 << 20, RECEIVED = (size_t)400 << 20;
 
@@ -187,7 +187,7 @@ static const algorithms *algorithms_of(const variant *v)
         vlai_gemm_operands o = operands_of(0, p);
         int code = vlai_cublaslt_prepare(s.cublaslt, &shape, WORKSPACE, &set->gemm[p]);
         if (!code && v->searched)
-            code = vlai_cublaslt_search(set->gemm[p], &o, &(vlai_gemm_effort){.proposals = SEARCHED}, s.workspace[0], s.calm[0], NULL);
+            code = vlai_cublaslt_search(set->gemm[p], &o, &(vlai_gemm_effort){.proposals = VLAI_GEMM_PROPOSALS}, s.workspace[0], s.calm[0], NULL);
         must_gemm(code, "algorithms of a product");
     }
     return set;

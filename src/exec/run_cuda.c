@@ -24,7 +24,6 @@
 
 enum {
     SMALL_RESULT = 256 << 10, /* bytes up to which a named result is fetched after every execution */
-    SEARCHED = 32,            /* proposals of cuBLASLt timed per product */
     SEARCH = 4,               /* counts ways of choosing among them: what another has left on disk is not taken */
     PATH = 4096
 };
@@ -294,6 +293,14 @@ static vla_status order_launches(vla_run *run, vla_error *err)
     return VLA_OK;
 }
 
+/* Choices that cannot be kept are timed again by the next run; this one has them. */
+static void keep_choices(vlai_gemm_choices *choices)
+{
+    vla_error why = VLA_ERROR_INIT;
+    if (vlai_gemm_choices_save(choices, &why) != VLA_OK)
+        vlai_warn("the choices of algorithms for matrix products are not kept for other runs: %s", why.message);
+}
+
 /* Products are timed on what looks like data: the arena is filled with weights. */
 static vla_status fill_arena(const vla_run *run, const vla_store *store, vla_error *err)
 {
@@ -303,6 +310,8 @@ static vla_status fill_arena(const vla_run *run, const vla_store *store, vla_err
     int code = 0;
     for (size_t at = 0; have && !code && at < want; at += have)
         code = vlai_device_copy(run->executor->arena + at, weights, have < want - at ? have : want - at, d->lanes[0]);
+    if (!code)
+        code = vlai_device_synchronize(d->lanes[0]); /* products of the other lanes are timed on it too */
     return code ? vlai_cuda_failed(err, code, "filling the arena") : VLA_OK;
 }
 
@@ -345,7 +354,7 @@ static vla_status cuda_bind(vla_run *run, vla_store *store, vla_error *err)
     for (size_t n = 0; n < g->n_nodes; n++)
         set_call(run, n, &r->calls[n]);
     d->context.fast_attention = run->plan->options.fast_attention;
-    d->context.search = run->plan->options.fast & VLA_FAST_SEARCH ? SEARCHED : 0;
+    d->context.search = (run->plan->options.fast & VLA_FAST_SEARCH) != 0;
     if (d->context.search)
         VLA_TRY(fill_arena(run, store, err));
     d->context.calls = r->calls;
@@ -359,7 +368,7 @@ static vla_status cuda_bind(vla_run *run, vla_store *store, vla_error *err)
         }
     d->context.calls = NULL;
     d->context.n_calls = 0;
-    VLA_TRY(vlai_gemm_choices_save(d->context.choices, err));
+    keep_choices(d->context.choices);
     return order_launches(run, err);
 }
 
@@ -472,9 +481,9 @@ static int upload_inputs(vla_run *run)
     const vlai_cuda_run *r = run->state;
     vlai_cuda_device *d = run->executor->state;
     size_t bytes = run->plan->memory.input_bytes;
-    int s = d->turn = !d->turn, code = 0;
     if (bytes == 0)
-        return 0;
+        return 0; /* and the turn stays where the latest upload left it: cuda_other_inputs goes by that */
+    int s = d->turn = !d->turn, code;
     if ((code = vlai_device_wait(d->copies, d->consumed[s])) || (code = vlai_device_upload(d->staging[s], r->inputs[r->slot], bytes, d->copies)) ||
         (code = vlai_device_event_record(d->uploaded[s], d->copies)) || (code = vlai_device_wait(d->lanes[0], d->uploaded[s])) ||
         (code = vlai_device_copy(run->executor->arena, d->staging[s], bytes, d->lanes[0])))
@@ -604,7 +613,9 @@ static vla_status cuda_store_zero(vla_executor *ex, void *memory, size_t bytes, 
 static vla_status cuda_store_copy(vla_executor *ex, void *memory, void *host, size_t bytes, int to_device, vla_error *err)
 {
     const vlai_cuda_device *d = ex->state;
-    int code = to_device ? vlai_device_upload(memory, host, bytes, d->lanes[0]) : vlai_device_download(host, memory, bytes, d->lanes[0]);
+    int code = vlai_device_use(ex->index); /* threads that fill the store or read it begin with GPU 0 */
+    if (!code)
+        code = to_device ? vlai_device_upload(memory, host, bytes, d->lanes[0]) : vlai_device_download(host, memory, bytes, d->lanes[0]);
     if (!code)
         code = vlai_device_synchronize(d->lanes[0]);
     return code ? vlai_cuda_failed(err, code, "copying parameters") : VLA_OK;

@@ -11,7 +11,6 @@ struct vlai_schedule_piece {
     int32_t written[VLAI_LANES], read[VLAI_LANES];
 };
 
-
 static vla_status insert(vlai_schedule *s, size_t at, vlai_schedule_piece piece, vla_error *err)
 {
     VLA_TRY(vlai_reserve((void **)&s->pieces, &s->capacity_pieces, s->n_pieces, sizeof *s->pieces, err));

@@ -42,7 +42,7 @@ typedef struct vlai_cuda_call {
 typedef struct vlai_cuda_context {
     void *cublaslt;
     struct vlai_gemm_choices *choices; /* matrix products by shape */
-    int search;                        /* proposals to time per shape that has no choice yet; 0: the heuristic's first */
+    bool search;                       /* algorithms of shapes that have no choice yet are timed; else the heuristic's first is taken */
     const vlai_cuda_call *calls;       /* of the run that is bound, among which products are counted that are alike; NULL: none */
     size_t n_calls;
     int arch;                          /* of the device: 90 = 9.0 */

@@ -24,9 +24,14 @@ int vlai_device_describe(int index, vlai_device_info *info)
     return (int)cudaDeviceGetPCIBusId(info->bus, (int)sizeof info->bus, index);
 }
 
+int vlai_device_use(int index)
+{
+    return (int)cudaSetDevice(index);
+}
+
 int vlai_device_select(int index, vlai_device_info *info)
 {
-    int code = (int)cudaSetDevice(index);
+    int code = vlai_device_use(index);
     if (code || (code = vlai_device_describe(index, info)))
         return code;
     return (int)cudaMemGetInfo(&info->free, &info->memory);
@@ -55,11 +60,19 @@ int vlai_device_memory(size_t *free, size_t *total)
     return (int)cudaMemGetInfo(free, total);
 }
 
+/* A lack of memory is told here and now; what launches next must not hear of it again from cudaGetLastError. */
+static int told(cudaError_t code)
+{
+    if (code == cudaErrorMemoryAllocation)
+        (void)cudaGetLastError();
+    return (int)code;
+}
+
 int vlai_device_alloc(size_t bytes, void **device)
 {
     allocations++;
     *device = NULL;
-    return (int)cudaMalloc(device, bytes ? bytes : 1);
+    return told(cudaMalloc(device, bytes ? bytes : 1));
 }
 
 void vlai_device_free(void *device)
@@ -72,7 +85,7 @@ int vlai_device_pinned_alloc(size_t bytes, void **host)
 {
     allocations++;
     *host = NULL;
-    return (int)cudaMallocHost(host, bytes ? bytes : 1);
+    return told(cudaMallocHost(host, bytes ? bytes : 1));
 }
 
 void vlai_device_pinned_free(void *host)

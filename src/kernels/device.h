@@ -17,7 +17,8 @@ typedef struct vlai_device_info {
 } vlai_device_info;
 
 int vlai_device_count(int *count);
-int vlai_device_select(int index, vlai_device_info *info);
+int vlai_device_select(int index, vlai_device_info *info); /* of this thread, as vlai_device_use; and what it is */
+int vlai_device_use(int index); /* this thread's calls are for that device */
 int vlai_device_describe(int index, vlai_device_info *info); /* without opening it; `free` is 0 */
 const char *vlai_device_error(int code);
 

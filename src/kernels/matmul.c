@@ -8,7 +8,7 @@
 #include "kernels/gemm_choices.h"
 #include "vendor/cublaslt.h"
 
-enum { WORKSPACE = 32 << 20, APART = -1, COMPARED = 32, NEAR = 8 };
+enum { WORKSPACE = 32 << 20, APART = -1, NEAR = 8 };
 
 typedef struct {
     vlai_gemm *gemm;
@@ -66,7 +66,7 @@ static vla_status choose(const vlai_cuda_context *context, const vlai_cuda_call 
         return VLA_OK;
     if (vlai_gemm_choices_find(context->choices, s, &choice) && vlai_cublaslt_choice_set(gemm, &choice) == 0)
         return VLA_OK;
-    const vlai_gemm_effort effort = {.proposals = context->search, .launches = launches_of(context, s), .near = near,
+    const vlai_gemm_effort effort = {.proposals = VLAI_GEMM_PROPOSALS, .launches = launches_of(context, s), .near = near,
                                      .n_near = vlai_gemm_choices_near(context->choices, s, near, NEAR)};
     int code = vlai_cublaslt_search(gemm, &o, &effort, call->workspace, call->stream, &choice.milliseconds);
     if (code)
@@ -102,7 +102,7 @@ static float milliseconds_of(const vlai_cuda_context *context, const vlai_gemm_s
     return vlai_gemm_choices_find(context->choices, shape, &choice) ? choice.milliseconds : 0;
 }
 
-/* Time of the column sums alone: median of a few launches. Negative when it cannot be had. */
+/* Time of the column sums alone: the least of a few launches after the first. Negative when it cannot be had. */
 static float time_sums(const prepared *p)
 {
     enum { ROUNDS = 5 };
@@ -207,14 +207,19 @@ int vlai_cuda_matmul(const vlai_cuda_call *call)
     int code = vlai_cublaslt_run(p->apart ? p->apart : p->gemm, &o, call->workspace, call->stream);
     if (code)
         return 100000 + code; /* told apart from CUDA's own numbers */
-    return p->apart ? vlai_cuda_col_sum(&p->sums) : 0;
+    if (!p->apart)
+        return 0;
+    vlai_cuda_call sums = p->sums; /* on this call's stream, which a profile chooses otherwise than the plan */
+    sums.stream = call->stream;
+    sums.workspace = call->workspace;
+    return vlai_cuda_col_sum(&sums);
 }
 
 int vlai_cuda_matmul_compare(const vlai_cuda_call *call, int launches, float *taken, float *fastest)
 {
     const prepared *p = call->plan;
     vlai_gemm_operands o = operands_of(call);
-    const vlai_gemm_effort effort = {.proposals = COMPARED, .launches = launches};
+    const vlai_gemm_effort effort = {.proposals = VLAI_GEMM_PROPOSALS, .launches = launches};
     int code = vlai_cublaslt_compare(p->apart ? p->apart : p->gemm, &o, &effort, call->workspace, call->stream, taken, fastest);
     return code ? 100000 + code : 0;
 }

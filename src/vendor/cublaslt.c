@@ -9,8 +9,7 @@
 #include <string.h>
 
 enum {
-    MOST = 32,        /* proposals of the heuristic */
-    WIDE = 512,       /* settings beside them */
+    WIDE = 512,       /* settings beside the heuristic's proposals */
     OPTIONS = 8,      /* custom options that are tried */
     FINALISTS = 6, ROUNDS = 3,
     LARGE_FINALISTS = 9, PROPOSED = 3, LAST = 3
@@ -432,21 +431,21 @@ static int timed(timing *t, const vlai_gemm_effort *effort, candidate *list, int
 static cublasStatus_t compare(const vlai_gemm *g, const vlai_gemm_operands *o, const vlai_gemm_effort *effort, const cublasLtMatmulAlgo_t *known,
                               void *workspace, void *stream, candidate **list, int *n)
 {
-    cublasLtMatmulHeuristicResult_t proposed[MOST];
+    cublasLtMatmulHeuristicResult_t proposed[VLAI_GEMM_PROPOSALS];
     timing t = {.g = g, .o = o, .workspace = workspace, .stream = stream};
     int count = 0;
     *n = 0;
-    *list = vlai_array(MOST + WIDE + 1, sizeof **list);
+    *list = vlai_array(VLAI_GEMM_PROPOSALS + WIDE + 1, sizeof **list);
     if (!*list)
         return CUBLAS_STATUS_ALLOC_FAILED;
-    cublasStatus_t code = proposals(g, effort->proposals < MOST ? effort->proposals : MOST, proposed, &count);
+    cublasStatus_t code = proposals(g, effort->proposals < VLAI_GEMM_PROPOSALS ? effort->proposals : VLAI_GEMM_PROPOSALS, proposed, &count);
     if (code != CUBLAS_STATUS_SUCCESS)
         return code;
     for (int i = 0; i < count; i++)
         (*list)[i] = (candidate){.r = proposed[i], .proposed = true};
     if (known && !found(*list, count, known))
         (*list)[count++] = (candidate){.r = {.algo = *known, .workspaceSize = g->workspace, .state = CUBLAS_STATUS_SUCCESS}};
-    *n = timed(&t, effort, *list, count, MOST + WIDE + 1, known);
+    *n = timed(&t, effort, *list, count, VLAI_GEMM_PROPOSALS + WIDE + 1, known);
     return *n ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
 }
 

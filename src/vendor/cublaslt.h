@@ -45,6 +45,9 @@ size_t vlai_cublaslt_version(void);
 int vlai_cublaslt_prepare(void *handle, const vlai_gemm_shape *shape, size_t workspace, vlai_gemm **out);
 void vlai_cublaslt_release(vlai_gemm *gemm);
 int vlai_cublaslt_run(const vlai_gemm *gemm, const vlai_gemm_operands *operands, void *workspace, void *stream);
+
+enum { VLAI_GEMM_PROPOSALS = 32 }; /* of the heuristic, which a search of a training's products times; no search times more */
+
 /* How a search goes about it. */
 typedef struct vlai_gemm_effort {
     int proposals; /* at most so many of the heuristic's */
