@@ -1,4 +1,4 @@
-#include "format/image.h"
+#include "format/image_impl.h"
 
 #include "base/fail.h"
 #include "base/io.h"
@@ -6,15 +6,15 @@
 
 #include <png.h>
 #include <setjmp.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <turbojpeg.h>
 
-enum { SIDE_LIMIT = 1 << 15, PIXEL_LIMIT = 1 << 26 };
-
-static vla_status make_room(vlai_image *image, int64_t width, int64_t height, const char *name, vla_error *err)
+vla_status vlai_image_room(vlai_image *image, int64_t width, int64_t height, const char *name, vla_error *err)
 {
-    if (width < 1 || height < 1 || width > SIDE_LIMIT || height > SIDE_LIMIT || width * height > PIXEL_LIMIT)
+    if (width < 1 || height < 1 || width > VLAI_IMAGE_SIDE_LIMIT || height > VLAI_IMAGE_SIDE_LIMIT ||
+        width * height > VLAI_IMAGE_PIXEL_LIMIT)
         return vlai_fail(err, VLA_E_CORRUPT, "%s: picture of %lld x %lld pixels is refused", name, (long long)width,
                          (long long)height);
     size_t wanted = (size_t)(width * height) * 3;
@@ -93,7 +93,7 @@ static vla_status read_png(const uint8_t *bytes, size_t size, const char *name, 
         goto done;
     }
     png_set_read_fn(png, &in, png_pull);
-    png_set_user_limits(png, SIDE_LIMIT, SIDE_LIMIT);
+    png_set_user_limits(png, VLAI_IMAGE_SIDE_LIMIT, VLAI_IMAGE_SIDE_LIMIT);
     png_read_info(png, info);
     int color = png_get_color_type(png, info), depth = png_get_bit_depth(png, info);
     if (color == PNG_COLOR_TYPE_GRAY && depth == 16) {
@@ -107,7 +107,7 @@ static vla_status read_png(const uint8_t *bytes, size_t size, const char *name, 
                            png_get_image_width(png, info), png_get_image_height(png, info), size);
         goto done;
     }
-    status = make_room(image, png_get_image_width(png, info), png_get_image_height(png, info), name, err);
+    status = vlai_image_room(image, png_get_image_width(png, info), png_get_image_height(png, info), name, err);
     if (status != VLA_OK)
         goto done;
     png_set_strip_16(png);
@@ -143,6 +143,22 @@ done:
 
 /* --- JPEG --- */
 
+/* Four colours of ink, of which files hold the complements (Adobe's convention, which Pillow assumes of all), to RGB in
+ * place of the first three: Pillow's rule, in which products of bytes are divided by 255 and rounded. */
+static void ink_to_rgb(const uint8_t *ink, size_t pixels, uint8_t *rgb)
+{
+    for (size_t i = 0; i < pixels; i++, ink += 4, rgb += 3)
+        for (int c = 0; c < 3; c++) {
+            int product = (255 - ink[c]) * ink[3] + 128;
+            rgb[c] = (uint8_t)(ink[3] - (((product >> 8) + product) >> 8));
+        }
+}
+
+static bool jpeg_failed(tjhandle jpeg, int code)
+{
+    return code != 0 && (tjGetErrorCode(jpeg) != TJERR_WARNING || strstr(tjGetErrorStr2(jpeg), "Premature"));
+}
+
 static vla_status read_jpeg(const uint8_t *bytes, size_t size, const char *name, vlai_image *image, vla_error *err)
 {
     tjhandle jpeg = tjInitDecompress();
@@ -150,17 +166,23 @@ static vla_status read_jpeg(const uint8_t *bytes, size_t size, const char *name,
         return vlai_nomem(err, 1024);
     int width = 0, height = 0, sampling = 0, space = 0;
     vla_status status = VLA_OK;
+    uint8_t *ink = NULL;
     if (tjDecompressHeader3(jpeg, bytes, (unsigned long)size, &width, &height, &sampling, &space) != 0) {
         status = vlai_fail(err, VLA_E_CORRUPT, "%s: damaged JPEG: %s", name, tjGetErrorStr2(jpeg));
     } else if (width <= 0 || height <= 0) { /* the library takes a file that ends in its tables for a whole one */
         status = vlai_fail(err, VLA_E_CORRUPT, "%s: damaged JPEG: it ends before its picture", name);
-    } else if (space == TJCS_CMYK || space == TJCS_YCCK) {
-        status = vlai_fail(err, VLA_E_UNSUPPORTED, "%s: a CMYK JPEG, where RGB or grey is wanted", name);
-    } else if ((status = make_room(image, width, height, name, err)) == VLA_OK &&
-               tjDecompress2(jpeg, bytes, (unsigned long)size, image->data, width, 0, height, TJPF_RGB, 0) != 0 &&
-               (tjGetErrorCode(jpeg) != TJERR_WARNING || strstr(tjGetErrorStr2(jpeg), "Premature"))) {
-        status = vlai_fail(err, VLA_E_CORRUPT, "%s: damaged JPEG: %s", name, tjGetErrorStr2(jpeg));
+    } else if ((status = vlai_image_room(image, width, height, name, err)) == VLA_OK) {
+        bool inks = space == TJCS_CMYK || space == TJCS_YCCK;
+        size_t pixels = (size_t)width * (size_t)height;
+        if (inks && !(ink = vlai_array(pixels, 4)))
+            status = vlai_nomem(err, pixels * 4);
+        else if (jpeg_failed(jpeg, tjDecompress2(jpeg, bytes, (unsigned long)size, inks ? ink : image->data, width, 0, height,
+                                                 inks ? TJPF_CMYK : TJPF_RGB, 0)))
+            status = vlai_fail(err, VLA_E_CORRUPT, "%s: damaged JPEG: %s", name, tjGetErrorStr2(jpeg));
+        else if (inks)
+            ink_to_rgb(ink, pixels, image->data);
     }
+    vlai_free(ink);
     tjDestroy(jpeg);
     return status;
 }
@@ -171,10 +193,15 @@ vla_status vlai_image_read(const uint8_t *bytes, size_t size, const char *name, 
         return read_png(bytes, size, name, image, err);
     if (size >= 3 && !memcmp(bytes, "\xff\xd8\xff", 3))
         return read_jpeg(bytes, size, name, image, err);
+    if (size >= 14 && !memcmp(bytes, "BM", 2))
+        return vlai_image_av(VLAI_STILL_BMP, bytes, size, name, image, err);
+    if (size >= 12 && !memcmp(bytes, "RIFF", 4) && !memcmp(bytes + 8, "WEBP", 4))
+        return vlai_image_av(VLAI_STILL_WEBP, bytes, size, name, image, err);
     if (size >= 4 && (!memcmp(bytes, "II*\0", 4) || !memcmp(bytes, "MM\0*", 4)))
-        return vlai_fail_hint(err, VLA_E_UNSUPPORTED, "depth cameras are not inputs of these policies: leave it unmapped",
-                              "%s: a TIFF picture (depth), where PNG or JPEG is wanted", name);
-    return vlai_fail(err, VLA_E_CORRUPT, "%s: neither PNG nor JPEG (%zu bytes)", name, size);
+        return vlai_fail_hint(err, VLA_E_UNSUPPORTED,
+                              "depth cameras are not inputs of these policies: leave it unmapped; write colour pictures as PNG",
+                              "%s: a TIFF picture, which LeRobot uses for depth, where PNG, JPEG, BMP or WebP is wanted", name);
+    return vlai_fail(err, VLA_E_CORRUPT, "%s: neither PNG, JPEG, BMP nor WebP (%zu bytes)", name, size);
 }
 
 void vlai_image_fini(vlai_image *image)

@@ -99,7 +99,7 @@ static void jpeg(void **state)
     tjFree(data);
     tjDestroy(writer);
     assert_fails(vlai_image_read((const uint8_t *)"II*\0abcd", 8, "x", &image, &err), VLA_E_UNSUPPORTED, err, "TIFF");
-    assert_fails(vlai_image_read((const uint8_t *)"GIF89a", 6, "x", &image, &err), VLA_E_CORRUPT, err, "neither");
+    assert_fails(vlai_image_read((const uint8_t *)"GIF89a", 6, "x", &image, &err), VLA_E_CORRUPT, err, "neither PNG, JPEG, BMP nor WebP");
 }
 
 int main(void)
