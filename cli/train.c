@@ -580,6 +580,8 @@ static vla_status train(view *v, const request *q, together *t, const vlai_confi
 static vla_status prepare(request *q, together *t, vlai_config **config, vla_error *err)
 {
     vla_status status = vlai_config_load(q->config, q->overrides, q->override_count, config, err);
+    if (status == VLA_OK) /* before logs are written there */
+        status = vlai_ckpt_check_path((*config)->checkpoint.save_path, NULL, 0, err);
     if (t->ranks.world == 1)
         return status == VLA_OK ? resume_one(q, config, err) : status;
     if (status == VLA_OK)

@@ -89,8 +89,8 @@ void vlai_ckpt_list_free(vlai_ckpt_entry *entries, size_t count);
 /* "EPOCH_STEP", possibly with VLAI_CKPT_REPLACED behind it. */
 bool vlai_ckpt_parse_name(const char *name, int64_t *epoch, int64_t *step);
 
-/* Renames checkpoints of a run folder whose step is above `step` to NAME.old (replacing one of that name), so that a run
- * which starts over, or goes back, does not meet them as its own future. */
+/* Renames checkpoints of a run folder whose step is above `step` to NAME.old, so that a run which starts over, or goes back, does
+ * not meet them as its own future. Where one of that ending is there already, all get NAME.old2, and so on: none is replaced. */
 vla_status vlai_ckpt_set_aside(const char *run, int64_t step, vla_error *err);
 /* True when no save is in progress: vla_checkpoint_wait will not wait. */
 bool vlai_checkpoint_finished(vla_checkpoint_writer *writer);
@@ -102,6 +102,9 @@ void vlai_checkpoint_abandon(vla_checkpoint_writer *writer);
 
 /* Bytes that an unprivileged process may still write in the file system of `path` (or of its nearest existing parent). */
 vla_status vlai_ckpt_free_bytes(const char *path, uint64_t *out, vla_error *err);
+/* Before a run: whether every file of its checkpoints can have a name, which the system bounds to VLAI_CKPT_PATH - 1 bytes. files: what
+ * they take along. The error has the length of `run` and the longest that is possible. */
+vla_status vlai_ckpt_check_path(const char *run, const vla_checkpoint_file *files, size_t count, vla_error *err);
 /* Before a run: room for the checkpoints that keep_last keeps plus the one being written (keep_last 0: for one), of `bytes`
  * each, when `planned` saves are to come. The error names need, room, and the keep_last that fits. */
 vla_status vlai_ckpt_check_room(const char *run, uint64_t bytes, int64_t keep_last, int64_t planned, vla_error *err);

@@ -66,17 +66,23 @@ static bool ends_with(const char *text, const char *end)
     return n >= m && !strcmp(text + n - m, end);
 }
 
-/* Leftovers: EPOCH_STEP.tmp and the like, never a name that a user could have chosen for something else. */
-static bool is_leftover(const char *name)
+/* EPOCH_STEP with this ending, or `other` with it. */
+static bool is_named(const char *name, const char *other, const char *ending)
 {
     char stem[64];
-    size_t n = strlen(name), end = strlen(VLAI_CKPT_TEMPORARY);
-    if (!ends_with(name, VLAI_CKPT_TEMPORARY) || n - end >= sizeof stem)
+    size_t n = strlen(name), end = strlen(ending);
+    if (!ends_with(name, ending) || n - end >= sizeof stem)
         return false;
     memcpy(stem, name, n - end);
     stem[n - end] = 0;
     int64_t epoch, step;
-    return vlai_ckpt_parse_name(stem, &epoch, &step) || !strcmp(stem, VLAI_CKPT_LATEST);
+    return vlai_ckpt_parse_name(stem, &epoch, &step) || (other && !strcmp(stem, other));
+}
+
+/* Leftovers: EPOCH_STEP.tmp and the like, never a name that a user could have chosen for something else. */
+static bool is_leftover(const char *name)
+{
+    return is_named(name, VLAI_CKPT_LATEST, VLAI_CKPT_TEMPORARY);
 }
 
 static void remove_leftovers(const char *run)
@@ -93,6 +99,21 @@ static void remove_leftovers(const char *run)
     vlai_names_free(names, count);
 }
 
+vla_status vlai_ckpt_check_path(const char *run, const vla_checkpoint_file *files, size_t count, vla_error *err)
+{
+    /* As far as a run counts epochs and steps; of the names under which a checkpoint stands the longest; and a file in it. */
+    static const char longest[] = "/1000000000_1000000000000000" VLAI_CKPT_REPLACED "/";
+    size_t name = VLAI_CKPT_NAME - 1, length = strlen(run);
+    for (size_t i = 0; i < count; i++)
+        name = strlen(files[i].name) > name ? strlen(files[i].name) : name;
+    size_t most = VLAI_CKPT_PATH - sizeof longest - name;
+    if (length <= most)
+        return VLA_OK;
+    return vlai_fail_hint(err, VLA_E_INVALID, "choose a shorter checkpoint.save_path, which may be relative to the working directory",
+                          "the path of the run folder has %zu bytes, wanted at most %zu: those of its checkpoints' files would be longer than the "
+                          "%d that the system takes (%.64s...)", length, most, VLAI_CKPT_PATH - 1, run);
+}
+
 vla_status vla_checkpoint_writer_create(const char *run, const vla_checkpoint_writer_options *options,
                                         vla_checkpoint_writer **out, vla_error *err)
 {
@@ -100,6 +121,7 @@ vla_status vla_checkpoint_writer_create(const char *run, const vla_checkpoint_wr
     *out = NULL;
     if (!options)
         options = &standard;
+    VLA_TRY(vlai_ckpt_check_path(run, NULL, 0, err));
     VLA_TRY(vlai_mkdirs(run, err));
     vla_checkpoint_writer *w = vlai_calloc(1, sizeof *w);
     if (!w)
@@ -479,25 +501,43 @@ static void prune(const char *run, int64_t keep_last)
     vlai_ckpt_list_free(entries, count);
 }
 
+enum { ENDING = 16 };
+
+/* .old, or the first of .old2, .old3, ... that no checkpoint of the folder has. */
+static vla_status choose_ending(const char *run, char ending[ENDING], vla_error *err)
+{
+    char **names;
+    size_t count;
+    VLA_TRY(vlai_list_dir(run, &names, &count, err));
+    bool taken = true;
+    for (int n = 1; taken; n++) {
+        snprintf(ending, ENDING, n == 1 ? VLAI_CKPT_OLD : VLAI_CKPT_OLD "%d", n);
+        taken = false;
+        for (size_t i = 0; i < count && !taken; i++)
+            taken = is_named(names[i], NULL, ending);
+    }
+    vlai_names_free(names, count);
+    return VLA_OK;
+}
+
 vla_status vlai_ckpt_set_aside(const char *run, int64_t step, vla_error *err)
 {
     vlai_ckpt_entry *entries;
     size_t count;
+    char ending[ENDING];
     if (!vlai_is_dir(run))
         return VLA_OK;
     VLA_TRY(vlai_ckpt_list(run, &entries, &count, err));
-    vla_status status = VLA_OK;
+    vla_status status = choose_ending(run, ending, err);
     for (size_t i = 0; status == VLA_OK && i < count && entries[i].step > step; i++) {
         char path[VLAI_CKPT_PATH], old[VLAI_CKPT_PATH];
         status = join(path, run, entries[i].name, err);
-        if (status == VLA_OK && snprintf(old, sizeof old, "%s%s", path, VLAI_CKPT_OLD) >= (int)sizeof old)
+        if (status == VLA_OK && snprintf(old, sizeof old, "%s%s", path, ending) >= (int)sizeof old)
             status = vlai_fail(err, VLA_E_INVALID, "%s: path too long", path);
-        if (status == VLA_OK)
-            status = vlai_remove_tree(old, err);
         if (status == VLA_OK)
             status = vlai_publish(path, old, err);
         if (status == VLA_OK)
-            vlai_info("%s belongs to a run before this one: renamed to %s%s", path, entries[i].name, VLAI_CKPT_OLD);
+            vlai_info("%s belongs to a run before this one: renamed to %s%s", path, entries[i].name, ending);
     }
     vlai_ckpt_list_free(entries, count);
     return status;

@@ -3,8 +3,9 @@
 #include "train/config_internal.h"
 
 #include "base/fail.h"
-#include "train/switches.h"
 #include "base/io.h"
+#include "ckpt/ckpt.h"
+#include "train/switches.h"
 
 #include <errno.h>
 #include <math.h>
@@ -341,6 +342,7 @@ vla_status vlai_config_check_training(const vlai_config *c, vla_error *err)
     VLA_TRY(need_path(c, "model.pretrained_path", c->model.pretrained_path, false, err));
     VLA_TRY(need_path(c, "data.norm_stats_path", c->data.norm_stats_path, true, err));
     VLA_TRY(need_path(c, "checkpoint.resume_from", c->checkpoint.resume_from, false, err));
+    VLA_TRY(vlai_ckpt_check_path(c->checkpoint.save_path, NULL, 0, err));
     VLA_TRY(vlai_switches_check(err));
     VLA_TRY(need(c, "data.key_mappings.camera", c->keys.camera.count, "a map of camera columns to view names", err));
     VLA_TRY(need(c, "data.key_mappings.state", c->keys.state, "the column of the state", err));

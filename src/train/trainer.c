@@ -65,6 +65,7 @@ static vla_status check_options(const vla_trainer *t, vla_error *err)
         return vlai_fail(err, VLA_E_INVALID, "trainer: batch %lld, accumulation %lld, epochs %lld, groups %d: wanted at least 1 "
                          "each, and a run folder", (long long)o->batch, (long long)o->accumulation, (long long)o->epochs,
                          o->group_count);
+    VLA_TRY(vlai_ckpt_check_path(o->run, o->files, o->file_count, err));
     if (o->whole_step && o->accumulation > 1)
         return vlai_fail(err, VLA_E_INVALID, "trainer: a step of one plan has one micro-batch, not %lld", (long long)o->accumulation);
     return vlai_schedule_check(&t->schedule, err);

@@ -162,6 +162,17 @@ static void all_findings_at_once(void **state)
     assert_true(output_has("ok   data"));
     assert_true(output_has("needs all of the above"));
     assert_true(output_has("3 failed"));
+    /* a save path that is too long for checkpoints, by both programs */
+    char path[4061] = "";
+    for (size_t i = 0; i + 1 < sizeof path; i++)
+        path[i] = i % 200 == 199 ? '/' : 'p';
+    setenv("LONG_PATH", path, 1);
+    assert_int_equal(run("preflight --config " DEMO_CONFIG " --checkpoint.save_path='${LONG_PATH}'"), 2);
+    assert_true(output_has("FAIL config") && output_has("the path of the run folder has 4060 bytes, wanted at most 3994"));
+    assert_int_equal(run("train --config " DEMO_CONFIG " --checkpoint.save_path='${LONG_PATH}'"), 2);
+    assert_true(output_has("the path of the run folder has 4060 bytes, wanted at most 3994") && output_has("choose a shorter checkpoint.save_path"));
+    *strchr(path, '/') = 0;
+    assert_false(vlai_is_dir(at(path))); /* nothing was made there */
     /* the first failure's class decides the code */
     assert_int_equal(run("preflight --config " DEMO_CONFIG " --checkpoint.resume_from=cut.safetensors"), 3);
     assert_int_equal(run("preflight --config " DEMO_CONFIG " --hyperparams.batch_size_per_gpu=100000"), 2);

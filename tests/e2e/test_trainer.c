@@ -778,6 +778,7 @@ static void old_checkpoints_step_aside(void **state)
     assert_ok(train(&plain, &o, &err), err);
     assert_true(vlai_is_file(at("used/metrics.jsonl.old2")));
     assert_true(vlai_is_file(at("used/predict.old2/summary.json")));
+    assert_true(vlai_is_dir(at("used/1_20.old")) && vlai_is_dir(at("used/0_8.old2")));
     assert_ok(vlai_write_file_atomic(at("used/metrics.jsonl"), "", 0, &err), err);
     assert_ok(train(&plain, &o, &err), err);
     assert_false(vlai_is_file(at("used/metrics.jsonl.old3")));

@@ -386,6 +386,102 @@ static void a_state_that_is_not_finite_is_not_saved(void **state)
     vla_store_destroy(store);
 }
 
+static bool exists(const char *folder, const char *name)
+{
+    char path[VLAI_CKPT_PATH];
+    return vlai_path_join(path, sizeof path, folder, name) && (vlai_is_dir(path) || vlai_is_file(path));
+}
+
+/* What runs before this one left is never replaced, and neither counted nor deleted by keep_last. */
+static void what_is_set_aside_stays(void **state)
+{
+    (void)state;
+    vla_error err = VLA_ERROR_INIT;
+    vla_store *store = make_store(VLA_FP32);
+    vla_checkpoint_writer_options o = VLA_CHECKPOINT_WRITER_OPTIONS_DEFAULT;
+    o.keep_last = 2;
+    for (int run = 1; run <= 4; run++) {
+        vla_checkpoint_writer *w;
+        assert_ok(vlai_ckpt_set_aside(at("aside"), 0, &err), err);
+        assert_ok(vla_checkpoint_writer_create(at("aside"), &o, &w, &err), err);
+        for (int64_t step = 5; step <= (run == 3 ? 8 : 7); step++)
+            assert_ok(save(w, store, step, &err), err);
+        assert_ok(vla_checkpoint_wait(w, NULL, &err), err);
+        vla_checkpoint_writer_destroy(w);
+    }
+    static const char *const there[] = {"0_6.old", "0_7.old", "0_6.old2", "0_7.old2", "0_7.old3", "0_8.old3", "0_6", "0_7"};
+    for (size_t i = 0; i < sizeof there / sizeof *there; i++)
+        if (!exists(at("aside"), there[i]))
+            fail_msg("%s is gone", there[i]);
+    char **names;
+    size_t count;
+    assert_ok(vlai_list_dir(at("aside"), &names, &count, &err), err);
+    assert_int_equal(count, 9); /* and latest */
+    vlai_names_free(names, count);
+    vla_checkpoint *c;
+    assert_ok(vla_checkpoint_open(at("aside"), &c, &err), err);
+    assert_int_equal(vla_checkpoint_step(c), 7);
+    vla_checkpoint_close(c);
+    /* A number whose checkpoints somebody has deleted is free again, and one that has some is not. */
+    assert_ok(vlai_remove_tree(at("aside/0_6.old2"), &err), err);
+    assert_ok(vlai_ckpt_set_aside(at("aside"), 6, &err), err);
+    assert_true(exists(at("aside"), "0_7.old4") && exists(at("aside"), "0_7.old2") && exists(at("aside"), "0_6"));
+    vla_store_destroy(store);
+}
+
+/* A folder of `length` bytes, made of folders with long names. */
+static void long_path(char *path, size_t length)
+{
+    size_t used = (size_t)snprintf(path, VLAI_CKPT_PATH, "%s", root);
+    while (used < length) {
+        size_t more = length - used > 400 ? 200 : length - used > 202 ? (length - used) / 2 : length - used;
+        path[used] = '/';
+        memset(path + used + 1, 'f', more - 1);
+        used += more;
+    }
+    path[used] = 0;
+}
+
+/* In the longest run folder that is accepted the checkpoint with the longest names is saved, written again and read; one byte more is
+ * refused. */
+static void the_longest_path(void **state)
+{
+    (void)state;
+    enum { MOST = 3994 };
+    vla_error err = VLA_ERROR_INIT;
+    vla_store *store = make_store(VLA_FP32);
+    vla_checkpoint_writer *w;
+    vla_checkpoint *c;
+    char path[VLAI_CKPT_PATH], file[VLAI_CKPT_NAME];
+    memset(file, 'n', sizeof file - 1);
+    file[sizeof file - 1] = 0;
+    vla_checkpoint_file files[] = {{file, NULL, "{}\n", 3}};
+    vla_checkpoint_content content = {.size = sizeof content, .epoch = 1000000000, .step = 1000000000000000, .state = "{\"step\": 1000000000000000}",
+                                      .files = files, .file_count = 1};
+    long_path(path, MOST);
+    assert_int_equal(strlen(path), MOST);
+    assert_ok(vla_checkpoint_writer_create(path, NULL, &w, &err), err);
+    for (int i = 0; i < 2; i++) {
+        assert_ok(vla_checkpoint_save(w, store, &content, &err), err);
+        assert_ok(vla_checkpoint_wait(w, NULL, &err), err);
+    }
+    vla_checkpoint_writer_destroy(w);
+    assert_ok(vla_checkpoint_open(path, &c, &err), err);
+    assert_ok(vla_checkpoint_restore(c, store, &err), err);
+    vla_checkpoint_close(c);
+    assert_ok(vlai_ckpt_set_aside(path, 0, &err), err);
+
+    char longer[VLAI_CKPT_NAME + 1];
+    snprintf(longer, sizeof longer, "%sn", file);
+    files[0].name = longer; /* leaves less */
+    assert_fails(vlai_ckpt_check_path(path, files, 1, &err), VLA_E_INVALID, err, "has 3994 bytes, wanted at most 3993");
+    long_path(path, MOST + 1);
+    assert_fails(vla_checkpoint_writer_create(path, NULL, &w, &err), VLA_E_INVALID, err, "the path of the run folder has 3995 bytes, wanted at most 3994");
+    assert_non_null(strstr(err.hint, "checkpoint.save_path"));
+    assert_false(vlai_is_dir(path));
+    vla_store_destroy(store);
+}
+
 static void room_is_asked_for(void **state)
 {
     (void)state;
@@ -497,6 +593,8 @@ int main(void)
         cmocka_unit_test(damage_is_refused_and_skipped),
         cmocka_unit_test(weights_files_are_strict),
         cmocka_unit_test(a_state_that_is_not_finite_is_not_saved),
+        cmocka_unit_test(what_is_set_aside_stays),
+        cmocka_unit_test(the_longest_path),
         cmocka_unit_test(room_is_asked_for),
         cmocka_unit_test(every_failing_write),
         cmocka_unit_test(every_failing_allocation),
