@@ -72,19 +72,24 @@ static void rows_of_ranks(void **state)
     check_exchange(two, one);
     assert_near(number(one, "efficiency"), 1);
     assert_near(number(scaling, "forward_ms") + number(scaling, "backward_ms") + number(scaling, "update_ms"), number(one, "step_ms"));
-    /* Buckets of the model: what two ranks exchange, ready and needed within the passes, the last one ready at the end. */
+    /* Buckets of the model: what two ranks exchange, ready and needed within the passes; the one whose weights are needed first
+     * is ready last. How far apart these are is a matter of time, which other programs take at will; their order is not. */
     json_t *buckets = json_object_get(scaling, "buckets");
-    double bytes = 0, latest = 0, earliest = 1e9;
+    double bytes = 0, latest = 0, earliest = INFINITY;
+    size_t last = 0, first = 0;
+    assert_true(json_array_size(buckets) > 1);
     for (size_t i = 0; i < json_array_size(buckets); i++) {
         const json_t *b = json_array_get(buckets, i);
         double needed = json_number_value(json_array_get(b, 2)), ready = json_number_value(json_array_get(b, 3));
         bytes += json_number_value(json_array_get(b, 0));
-        earliest = needed < earliest ? needed : earliest;
-        latest = ready > latest ? ready : latest;
+        first = needed < earliest ? i : first;
+        last = ready > latest ? i : last;
+        earliest = fmin(earliest, needed);
+        latest = fmax(latest, ready);
         assert_true(needed >= 0 && needed <= number(scaling, "forward_ms") && ready > 0 && ready <= number(scaling, "backward_ms") * (1 + 1e-12));
     }
     assert_near(bytes, number(two, "reduce_bytes"));
-    assert_true(latest > 0.5 * number(scaling, "backward_ms") && earliest < 0.5 * number(scaling, "forward_ms"));
+    assert_int_equal(first, last);
     for (size_t i = 0; i < 7; i++) {
         const json_t *f = json_array_get(forecast, i);
         assert_int_equal((int)number(f, "machines"), (int)number(f, "ranks") / 8);
