@@ -4,6 +4,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/system.h"
 #include "base/work.h"
 #include "ckpt/ckpt.h"
 
@@ -492,13 +493,5 @@ bool vlai_ckpt_has_room(size_t available, size_t bytes)
 
 size_t vlai_ckpt_staging(size_t bytes)
 {
-    char line[256];
-    unsigned long long available = 0;
-    FILE *f = fopen("/proc/meminfo", "r");
-    while (f && fgets(line, sizeof line, f))
-        if (sscanf(line, "MemAvailable: %llu kB", &available) == 1)
-            break;
-    if (f)
-        fclose(f);
-    return vlai_ckpt_has_room((size_t)available * 1024, bytes) ? bytes : 0;
+    return vlai_ckpt_has_room(vlai_available_bytes(), bytes) ? bytes : 0;
 }

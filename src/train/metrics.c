@@ -6,7 +6,6 @@
 #include "base/memory.h"
 #include "base/text.h"
 
-#include <fcntl.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -14,7 +13,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -263,27 +261,4 @@ vla_status vlai_metrics_put(vlai_metrics *m, const vla_record *r, vla_error *err
     }
     put(m, "}\n");
     return vlai_append(r->kind == VLA_RECORD_STEP ? &m->steps : &m->validations, m->line, m->used, err);
-}
-
-uint64_t vlai_peak_resident_bytes(void)
-{
-    struct rusage usage;
-    return getrusage(RUSAGE_SELF, &usage) == 0 ? (uint64_t)usage.ru_maxrss * 1024 : 0;
-}
-
-uint64_t vlai_resident_bytes(void)
-{
-    char text[128];
-    unsigned long long total, resident = 0;
-    int fd = open("/proc/self/statm", O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return 0;
-    ssize_t n = read(fd, text, sizeof text - 1);
-    close(fd);
-    if (n <= 0)
-        return 0;
-    text[n] = 0;
-    if (sscanf(text, "%llu %llu", &total, &resident) != 2)
-        return 0;
-    return resident * (uint64_t)sysconf(_SC_PAGESIZE);
 }

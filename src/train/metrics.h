@@ -25,11 +25,6 @@ vla_status vlai_metrics_open(const char *run, int64_t step, vlai_metrics **out, 
 vla_status vlai_metrics_put(vlai_metrics *metrics, const vla_record *record, vla_error *err); /* STEP or VALIDATION */
 void vlai_metrics_close(vlai_metrics *metrics);
 
-/* Resident memory of this process in bytes; 0 where the system does not say. Allocates nothing. */
-uint64_t vlai_resident_bytes(void);
-/* The most that it was. */
-uint64_t vlai_peak_resident_bytes(void);
-
 VLA_END_DECLS
 
 #endif

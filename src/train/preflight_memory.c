@@ -1,6 +1,7 @@
 /* The memory of a run: prompts of the data set, a batch as large as chance will bring, plans, and what else there is. */
 #include "base/fail.h"
 #include "base/memory.h"
+#include "base/system.h"
 #include "optim/settings.h"
 #include "train/contract_config.h"
 #include "train/device.h"

@@ -9,60 +9,11 @@
 #include "train/device.h"
 
 #include <stdint.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 enum { PAGE = 4096 };
-
-/* ---- the system ---- */
-
-/* "Name:   123 kB" of a file of /proc, in bytes; 0 when absent. */
-static size_t proc_bytes(const char *path, const char *name)
-{
-    char line[256];
-    unsigned long long value = 0;
-    size_t n = strlen(name);
-    FILE *f = fopen(path, "re");
-    while (f && fgets(line, sizeof line, f))
-        if (!strncmp(line, name, n) && sscanf(line + n, " %llu", &value) == 1)
-            break;
-    if (f)
-        fclose(f);
-    return (size_t)value * 1024;
-}
-
-static bool read_number(const char *path, unsigned long long *out)
-{
-    FILE *f = fopen(path, "re");
-    bool read = f && fscanf(f, "%llu", out) == 1; /* "max" is no number */
-    if (f)
-        fclose(f);
-    return read;
-}
-
-size_t vlai_anonymous_bytes(void)
-{
-    return proc_bytes("/proc/self/status", "RssAnon:");
-}
-
-size_t vlai_available_bytes(void)
-{
-    static const char *const limits[][2] = {
-        {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"},
-        {"/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"}};
-    size_t available = proc_bytes("/proc/meminfo", "MemAvailable:");
-    for (int i = 0; i < 2; i++) {
-        unsigned long long limit, used;
-        if (!read_number(limits[i][0], &limit) || !read_number(limits[i][1], &used))
-            continue;
-        size_t left = limit > used ? (size_t)(limit - used) : 0;
-        if (left < available)
-            available = left;
-    }
-    return available;
-}
 
 /* ---- pages that a plan's buffers lie on ---- */
 

@@ -3,7 +3,7 @@
  *
  *     vlai_run_memory m;
  *     VLA_TRY(vlai_run_memory_plan(&setup->model, &setup->options.adamw, slots, &settings, available, &m, err));
- *     printf("%zu of %zu bytes\n", m.total, vlai_available_bytes());
+ *     printf("%zu of %zu bytes\n", m.total, vlai_available_bytes());   // base/system.h
  *
  * Counted is anonymous memory, which is what an out-of-memory killer counts: weights files are mapped and cost nothing.
  * The arena of a plan is reserved as a whole, but pages that no buffer lies on are never touched; only touched ones count.
@@ -69,11 +69,6 @@ typedef struct vlai_run_memory {
  * belong to the total. `available`: memory that the machine has left now, for all ranks_here, which decides about the snapshot. */
 vla_status vlai_run_memory_plan(const vla_model *model, const vla_adamw_options *adamw, void *const *slots,
                                 const vlai_run_settings *settings, size_t available, vlai_run_memory *out, vla_error *err);
-
-/* Anonymous bytes of this process that are resident; 0 where the system does not say. */
-size_t vlai_anonymous_bytes(void);
-/* Bytes that this process can still use: what the system has free or can free, or what its control group leaves. */
-size_t vlai_available_bytes(void);
 
 VLA_END_DECLS
 

@@ -6,6 +6,7 @@
 #include "base/io.h"
 #include "base/log.h"
 #include "base/memory.h"
+#include "base/system.h"
 #include "base/time.h"
 #include "dist/comm.h"
 #include "dist/group.h"

@@ -4,7 +4,7 @@
 #include "base/io.h"
 #include "base/json.h"
 #include "base/memory.h"
-#include "train/run_memory.h"
+#include "base/system.h"
 
 #include <math.h>
 #include <signal.h>
