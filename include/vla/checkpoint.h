@@ -4,7 +4,7 @@
  *     vla_checkpoint_writer_create("run", NULL, &w, &err);
  *     vla_checkpoint_content c = {.size = sizeof c, .epoch = 0, .step = 100, .state = "{\"step\": 100}"};
  *     vla_checkpoint_save(w, store, &c, &err);           // takes a snapshot, writes run/0_100 in a thread
- *     vla_checkpoint_wait(w, &err);                      // the outcome of the newest save
+ *     vla_checkpoint_wait(w, NULL, &err);                // the outcome of the newest save
  *     vla_checkpoint_writer_destroy(w);
  *
  *     vla_checkpoint *k;
@@ -30,7 +30,7 @@ typedef struct vla_checkpoint_writer vla_checkpoint_writer;
 
 /* One more file of a checkpoint: the bytes given, or a copy of the file at `source`. */
 typedef struct vla_checkpoint_file {
-    const char *name;   /* inside the checkpoint, without a slash */
+    const char *name;   /* inside the checkpoint: without a slash, and none of the names below, nor one that begins with "optimizer-" */
     const char *source; /* NULL: `data` counts */
     const void *data;
     size_t size;

@@ -16,6 +16,7 @@ enum { VLAI_CKPT_PATH = 4096, VLAI_CKPT_FORMAT = 1 };
 
 #define VLAI_CKPT_MODEL "model.safetensors"
 #define VLAI_CKPT_STATE "state.json"
+#define VLAI_CKPT_OPTIMIZER "optimizer-" /* begins the names of the optimizer's files */
 #define VLAI_CKPT_CHECKSUMS "checksums.json"
 #define VLAI_CKPT_DONE "DONE"
 #define VLAI_CKPT_LATEST "latest"

@@ -31,13 +31,13 @@ enum { KEPT = sizeof kept / sizeof *kept };
 
 void vlai_ckpt_optimizer_name(int rank, int world, char out[VLAI_CKPT_NAME])
 {
-    snprintf(out, VLAI_CKPT_NAME, "optimizer-%d-of-%d.safetensors", rank, world);
+    snprintf(out, VLAI_CKPT_NAME, VLAI_CKPT_OPTIMIZER "%d-of-%d.safetensors", rank, world);
 }
 
 bool vlai_ckpt_parse_optimizer(const char *name, int *rank, int *world)
 {
     char same[VLAI_CKPT_NAME];
-    if (sscanf(name, "optimizer-%9d-of-%9d", rank, world) != 2 || *rank < 0 || *rank >= *world)
+    if (sscanf(name, VLAI_CKPT_OPTIMIZER "%9d-of-%9d", rank, world) != 2 || *rank < 0 || *rank >= *world)
         return false;
     vlai_ckpt_optimizer_name(*rank, *world, same);
     return !strcmp(name, same);

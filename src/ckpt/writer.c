@@ -166,6 +166,16 @@ static void *copy_bytes(vlai_arena *arena, const void *data, size_t size)
     return copy;
 }
 
+/* Names of the checkpoint's own files, which one of the caller's would overwrite; and such as no file can have. */
+static bool is_taken(const char *name)
+{
+    static const char *const taken[] = {VLAI_CKPT_MODEL, VLAI_CKPT_STATE, VLAI_CKPT_CHECKSUMS, VLAI_CKPT_DONE, ".", "..", ""};
+    for (size_t i = 0; i < sizeof taken / sizeof *taken; i++)
+        if (!strcmp(name, taken[i]))
+            return true;
+    return strchr(name, '/') || !strncmp(name, VLAI_CKPT_OPTIMIZER, strlen(VLAI_CKPT_OPTIMIZER));
+}
+
 static vla_status take_content(vla_checkpoint_writer *w, const vla_checkpoint_content *c, vla_error *err)
 {
     w->state = vlai_strdup(c->state);
@@ -175,8 +185,8 @@ static vla_status take_content(vla_checkpoint_writer *w, const vla_checkpoint_co
     for (size_t i = 0; whole && i < c->file_count; i++) {
         const vla_checkpoint_file *from = &c->files[i];
         vla_checkpoint_file *to = &w->files[w->file_count++];
-        if (!*from->name || strchr(from->name, '/'))
-            return vlai_fail(err, VLA_E_INVALID, "'%s' is not a file name for a checkpoint", from->name);
+        if (is_taken(from->name))
+            return vlai_fail_hint(err, VLA_E_INVALID, "give it another name", "'%s' is not a name that a further file of a checkpoint can have", from->name);
         to->name = vlai_arena_strdup(&w->copies, from->name);
         to->source = from->source ? vlai_arena_strdup(&w->copies, from->source) : NULL;
         to->data = from->source ? NULL : copy_bytes(&w->copies, from->data, from->size);
@@ -359,7 +369,7 @@ static vla_status put_own_sums(const char *dir, bool alone, vlai_text *text, vla
     vla_status status = VLA_OK;
     for (size_t i = 0; status == VLA_OK && i < count; i++) {
         uint64_t hash = 0, size = 0;
-        bool optimizer = !strncmp(names[i], "optimizer-", strlen("optimizer-"));
+        bool optimizer = !strncmp(names[i], VLAI_CKPT_OPTIMIZER, strlen(VLAI_CKPT_OPTIMIZER));
         if (!alone && optimizer && !(vlai_ckpt_parse_optimizer(names[i], &rank, &world) && rank == 0))
             continue;
         status = join(path, dir, names[i], err);

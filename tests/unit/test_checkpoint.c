@@ -226,6 +226,29 @@ static void split_optimizer(const char *dir, int64_t gap)
     json_decref(sums);
 }
 
+/* A file of the caller's must not stand in for one of the checkpoint's own. */
+static void names_of_its_own_are_refused(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"model.safetensors", "state.json", "checksums.json", "DONE", "optimizer-0-of-1.safetensors",
+                                        "optimizer-notes", "a/b", "..", ""};
+    vla_error err = VLA_ERROR_INIT;
+    vla_store *a = make_store(VLA_FP32);
+    vla_checkpoint_writer *w;
+    fill(a, 3);
+    assert_ok(vla_checkpoint_writer_create(at("names"), NULL, &w, &err), err);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        vla_checkpoint_file file = {names[i], NULL, "x", 1};
+        vla_checkpoint_content c = {.size = sizeof c, .step = 1, .state = "{\"step\": 1}", .files = &file, .file_count = 1};
+        assert_fails(vla_checkpoint_save(w, a, &c, &err), VLA_E_INVALID, err, "a further file of a checkpoint");
+        assert_false(vlai_is_dir(at("names/0_1")));
+    }
+    assert_ok(save(w, a, 1, &err), err);
+    assert_ok(vla_checkpoint_wait(w, NULL, &err), err);
+    vla_checkpoint_writer_destroy(w);
+    vla_store_destroy(a);
+}
+
 /* A state that three ranks have written is that of one, whatever the cuts; the files must be of one world, and complete. */
 static void files_of_several_ranks(void **state)
 {
@@ -589,6 +612,7 @@ int main(void)
         cmocka_unit_test(pads_are_not_saved),
         cmocka_unit_test(changes_of_numerics),
         cmocka_unit_test(files_of_several_ranks),
+        cmocka_unit_test(names_of_its_own_are_refused),
         cmocka_unit_test(old_ones_are_pruned),
         cmocka_unit_test(damage_is_refused_and_skipped),
         cmocka_unit_test(weights_files_are_strict),
