@@ -7,7 +7,7 @@
  *     vlai_mp4_fini(&mp4);
  *
  * Format: ISO/IEC 14496-12. Edit lists are honoured as players do: pictures before the first edit are not shown, times
- * count from it. Fragmented files are refused. Files are hostile: every box is bounded by its parent, every table by its
+ * count from it. Fragments (moof) are read as well: then edits only shift times. Files are hostile: every box is bounded by its parent, every table by its
  * box, every sample by the file. Threads: read-only after reading. */
 #ifndef VLAI_MP4_H
 #define VLAI_MP4_H

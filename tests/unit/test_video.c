@@ -97,8 +97,9 @@ static void any_order(void **state)
     unlink(path);
 }
 
-/* FRAMES pictures that show their number, by any encoder of libavcodec. False: there is no such encoder. */
-static bool write_foreign(const char *name, enum AVPixelFormat format, const char *option, const char *value)
+/* FRAMES pictures that show their number, by any encoder of libavcodec. `movflags`: of the muxer, NULL for a plain file. False:
+ * there is no such encoder. */
+static bool write_foreign(const char *name, enum AVPixelFormat format, const char *option, const char *value, const char *movflags)
 {
     const AVCodec *codec = avcodec_find_encoder_by_name(name);
     if (!codec)
@@ -123,7 +124,10 @@ static bool write_foreign(const char *name, enum AVPixelFormat format, const cha
     stream->time_base = encoder->time_base;
     assert_true(avcodec_parameters_from_context(stream->codecpar, encoder) >= 0);
     assert_true(avio_open(&file->pb, path, AVIO_FLAG_WRITE) >= 0);
-    assert_true(avformat_write_header(file, NULL) >= 0);
+    if (movflags)
+        av_dict_set(&options, "movflags", movflags, 0);
+    assert_true(avformat_write_header(file, &options) >= 0);
+    av_dict_free(&options);
     AVPacket *packet = av_packet_alloc();
     AVFrame *frame = av_frame_alloc();
     for (int i = 0; i <= FRAMES; i++) {
@@ -147,7 +151,7 @@ static bool write_foreign(const char *name, enum AVPixelFormat format, const cha
             assert_int_equal(av_interleaved_write_frame(file, packet), 0);
         }
     }
-    assert_int_equal(av_write_trailer(file), 0);
+    assert_true(av_write_trailer(file) >= 0);
     avio_closep(&file->pb);
     avformat_free_context(file);
     avcodec_free_context(&encoder);
@@ -171,7 +175,7 @@ static void foreign_streams(void **state)
                  {"mpeg4", AV_PIX_FMT_YUV420P, NULL, NULL},
                  {"mjpeg", AV_PIX_FMT_YUVJ420P, NULL, NULL}};
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
-        if (!write_foreign(cases[c].encoder, cases[c].format, cases[c].option, cases[c].value))
+        if (!write_foreign(cases[c].encoder, cases[c].format, cases[c].option, cases[c].value, NULL))
             continue;
         vla_error err = VLA_ERROR_INIT;
         vlai_clip *clip;
@@ -194,6 +198,84 @@ static void foreign_streams(void **state)
         }
         vlai_decoder_destroy(shared);
         vlai_clip_close(clip);
+    }
+    unlink(path);
+}
+
+/* Times, key frames and bytes of each sample, in decoding order, as libavformat finds them. */
+static int64_t demux(vlai_mp4_sample *out, AVRational *base)
+{
+    AVFormatContext *file = NULL;
+    assert_int_equal(avformat_open_input(&file, path, NULL, NULL), 0);
+    AVPacket *packet = av_packet_alloc();
+    int64_t n = 0;
+    for (; av_read_frame(file, packet) == 0; av_packet_unref(packet))
+        out[n++] = (vlai_mp4_sample){(uint64_t)packet->pos, (uint32_t)packet->size, packet->flags & AV_PKT_FLAG_KEY, packet->pts};
+    *base = file->streams[0]->time_base;
+    av_packet_free(&packet);
+    avformat_close_input(&file);
+    return n;
+}
+
+/* A file in fragments is read as a plain one: the same samples as libavformat's demuxer has, every frame by its number. Where
+ * pictures are shown before they are decoded, libavformat moves all of them to later. */
+static void fragments(void **state)
+{
+    (void)state;
+    static const char *const flags[] = {"frag_keyframe+empty_moov", "frag_every_frame+empty_moov+default_base_moof",
+                                        "frag_keyframe", "frag_keyframe+delay_moov+omit_tfhd_offset",
+                                        "empty_moov+default_base_moof+frag_every_frame+negative_cts_offsets"};
+    static const char *const encoders[] = {"libx264", "mpeg4"};
+    for (size_t c = 0; c < 10; c++) {
+        bool open_groups = c % 2 == 0;
+        if (!write_foreign(encoders[c % 2], AV_PIX_FMT_YUV420P, open_groups ? "x264-params" : NULL, "open-gop=1:scenecut=0:b-adapt=0",
+                           flags[c / 2]))
+            continue;
+        static vlai_mp4_sample want[FRAMES + 1];
+        AVRational base;
+        vlai_mp4 mp4;
+        vla_error err = VLA_ERROR_INIT;
+        assert_int_equal(demux(want, &base), FRAMES);
+        assert_ok(vlai_mp4_read(path, &mp4, &err), err);
+        assert_int_equal(mp4.count, FRAMES);
+        assert_int_equal(mp4.shown_count, FRAMES);
+        assert_int_equal(mp4.timescale, base.den);
+        for (int i = 0; i < FRAMES; i++) {
+            assert_int_equal(mp4.samples[i].offset, want[i].offset);
+            assert_int_equal(mp4.samples[i].size, want[i].size);
+            assert_int_equal(mp4.samples[i].key, want[i].key);
+            assert_int_equal(mp4.samples[i].pts - (c / 2 == 4 ? mp4.samples[0].pts - want[0].pts : 0), want[i].pts);
+        }
+        vlai_mp4_fini(&mp4);
+        vlai_clip *clip;
+        vlai_decoder *decoder;
+        vlai_frame frame;
+        static uint8_t rgb[SIDE * SIDE * 3];
+        assert_ok(vlai_clip_open(path, &clip, &err), err);
+        assert_true(vlai_clip_gop(clip) <= 7);
+        assert_float_equal(vlai_clip_fps(clip), 10, 1e-9);
+        assert_ok(vlai_decoder_create(1, &decoder, &err), err);
+        for (int k = 0; k < FRAMES; k++) {
+            int i = (k * 7 + 3) % FRAMES;
+            assert_ok(vlai_decoder_read(decoder, clip, i, &frame, &err), err);
+            assert_ok(vlai_decoder_rgb(decoder, &frame, rgb, &err), err);
+            assert_int_equal(number_in(rgb), i);
+        }
+        vlai_decoder_destroy(decoder);
+        vlai_clip_close(clip);
+        char *data;
+        size_t size;
+        assert_ok(vlai_read_file(path, 0, &data, &size, &err), err);
+        for (size_t cut = 0; cut < size; cut += 13) { /* cut short: the last fragment lacks samples, or says nothing of them */
+            uint8_t *part = malloc(cut ? cut : 1);
+            memcpy(part, data, cut);
+            if (vlai_mp4_parse(part, cut, "cut", &mp4, &err) == VLA_OK) {
+                assert_true(mp4.count < FRAMES || size - cut < 400); /* behind the fragments there is only an index */
+                vlai_mp4_fini(&mp4);
+            }
+            free(part);
+        }
+        vlai_free(data);
     }
     unlink(path);
 }
@@ -331,6 +413,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(any_order),
         cmocka_unit_test(foreign_streams),
+        cmocka_unit_test(fragments),
         cmocka_unit_test(damage),
         cmocka_unit_test(colours),
         cmocka_unit_test(other_conversions),
