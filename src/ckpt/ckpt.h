@@ -77,6 +77,9 @@ vla_status vlai_ckpt_hash_file(const char *path, uint64_t *hash, uint64_t *size,
 /* Every file that checksums.json lists is there with its size and, with `hashes`, its hash; DONE is there. */
 vla_status vlai_ckpt_verify(const char *dir, bool hashes, vla_error *err);
 
+/* Whether this is a checkpoint, and has not been deleted, which begins with a rename. */
+bool vlai_ckpt_is_there(const char *dir);
+
 /* A checkpoint whose files another rank has verified. */
 vla_status vlai_checkpoint_open_known(const char *dir, vla_checkpoint **out, vla_error *err);
 

@@ -308,8 +308,14 @@ static vla_status open_directory(const char *dir, bool hashes, vla_checkpoint **
     return VLA_OK;
 }
 
-/* The newest checkpoint of a run folder that is whole. */
-static vla_status open_newest(const char *run, vla_checkpoint **out, vla_error *err)
+bool vlai_ckpt_is_there(const char *dir)
+{
+    char path[VLAI_CKPT_PATH];
+    return vlai_path_join(path, sizeof path, dir, VLAI_CKPT_DONE) && vlai_is_file(path);
+}
+
+/* The newest checkpoint of a run folder that is whole. *gone: one that was listed is not there any more. */
+static vla_status try_newest(const char *run, vla_checkpoint **out, bool *gone, vla_error *err)
 {
     vlai_ckpt_entry *entries;
     size_t count;
@@ -323,12 +329,26 @@ static vla_status open_newest(const char *run, vla_checkpoint **out, vla_error *
         status = join(path, run, entries[i].name, err);
         if (status == VLA_OK)
             status = open_directory(path, true, out, err);
-        if (status != VLA_E_CORRUPT && status != VLA_E_FORMAT)
+        *gone = status != VLA_OK && !vlai_ckpt_is_there(path);
+        if (*gone || (status != VLA_E_CORRUPT && status != VLA_E_FORMAT))
             break;
         if (i + 1 < count && err)
             vlai_warn("%s; the next older checkpoint is tried", err->message);
     }
     vlai_ckpt_list_free(entries, count);
+    return status;
+}
+
+/* Its training may delete a checkpoint of a run while this looks at it, once it has written newer ones: these are looked for then. */
+static vla_status open_newest(const char *run, vla_checkpoint **out, vla_error *err)
+{
+    enum { TRIES = 3 };
+    vla_status status = VLA_OK;
+    bool gone = true;
+    for (int i = 0; gone && i < TRIES; i++) {
+        gone = false;
+        status = try_newest(run, out, &gone, err);
+    }
     return status;
 }
 

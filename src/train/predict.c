@@ -6,6 +6,7 @@
 #include "base/json.h"
 #include "base/memory.h"
 #include "base/pool.h"
+#include "ckpt/ckpt.h"
 #include "data/norm_stats.h"
 #include "format/safetensors.h"
 #include "model/wallx_layout.h"
@@ -19,6 +20,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static vla_status join(char out[VLAI_PREDICT_PATH], const char *dir, const char *name, vla_error *err)
 {
@@ -409,7 +411,7 @@ static vla_status open_all(vlai_predict *p, vla_error *err)
         if (counts[i].value < counts[i].least || counts[i].value > counts[i].most)
             return vlai_fail(err, VLA_E_INVALID, "%s: %" PRId64 ", wanted %" PRId64 " to %" PRId64, counts[i].name, counts[i].value, counts[i].least,
                              counts[i].most);
-    VLA_TRY(vla_checkpoint_open(o->checkpoint, &p->checkpoint, err));
+    VLA_TRY(vla_checkpoint_open(p->from, &p->checkpoint, err));
     VLA_TRY(open_contract(p, err));
     VLA_TRY(open_set(p, err));
     if (!o->stride)
@@ -423,6 +425,42 @@ static vla_status open_all(vlai_predict *p, vla_error *err)
     return vlai_text_status(&p->notes, err);
 }
 
+/* "run/latest" is what it points to now: the training that goes on will turn it to another one. */
+static vla_status follow_latest(vlai_predict *p, vla_error *err)
+{
+    char target[VLAI_PREDICT_PATH];
+    size_t end = strlen(p->options.checkpoint);
+    while (end > 1 && p->options.checkpoint[end - 1] == '/')
+        end--;
+    if (end >= sizeof p->from)
+        return vlai_fail(err, VLA_E_INVALID, "%s: path too long", p->options.checkpoint);
+    snprintf(p->from, sizeof p->from, "%.*s", (int)end, p->options.checkpoint);
+    ssize_t n = readlink(p->from, target, sizeof target - 1);
+    char *slash = strrchr(p->from, '/');
+    if (n <= 0 || memchr(target, '/', (size_t)n))
+        return VLA_OK; /* no link, or one into another folder, where nobody renews it */
+    target[n] = 0;
+    if (slash)
+        *slash = 0;
+    char dir[VLAI_PREDICT_PATH];
+    snprintf(dir, sizeof dir, "%s", slash ? p->from : ".");
+    return join(p->from, slash && !*dir ? "/" : dir, target, err);
+}
+
+/* A checkpoint that was there when it was named, and is not any more: its training has deleted it. */
+static vla_status explain(const vlai_predict *p, bool named, vla_status status, vla_error *err)
+{
+    const char *dir = p->checkpoint ? vlai_predict_checkpoint(p) : named ? p->from : NULL;
+    if (status == VLA_OK || status == VLA_E_NOMEM || !dir || vlai_ckpt_is_there(dir) || !err)
+        return status;
+    vla_error first = *err;
+    return vlai_fail_hint(err, VLA_E_NOT_FOUND,
+                          "name the run folder, of which the newest checkpoint is taken, or copy this checkpoint before its training deletes it; "
+                          "a larger checkpoint.keep_last keeps it longer",
+                          "%.300s was deleted while it was read, as a training does that has written checkpoint.keep_last newer ones (%.300s)", dir,
+                          first.message);
+}
+
 vla_status vlai_predict_create(const vlai_predict_options *options, vlai_predict **out, vla_error *err)
 {
     *out = NULL;
@@ -430,7 +468,10 @@ vla_status vlai_predict_create(const vlai_predict_options *options, vlai_predict
     if (!p)
         return vlai_nomem(err, sizeof *p);
     p->options = *options;
-    vla_status status = open_all(p, err);
+    vla_status status = follow_latest(p, err);
+    bool named = status == VLA_OK && vlai_ckpt_is_there(p->from);
+    if (status == VLA_OK)
+        status = explain(p, named, open_all(p, err), err);
     if (status != VLA_OK) {
         vlai_predict_destroy(p);
         return status;

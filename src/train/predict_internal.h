@@ -15,6 +15,7 @@ enum { VLAI_PREDICT_PATH = 4096 };
 
 struct vlai_predict {
     vlai_predict_options options;
+    char from[VLAI_PREDICT_PATH]; /* options.checkpoint, a link followed */
     vla_checkpoint *checkpoint;
     json_t *state; /* of the checkpoint */
     vlai_config *config;

@@ -7,8 +7,11 @@
 #include "format/image.h"
 #include "train/predict.h"
 #include "vla/dataset.h"
+#include "vla/memory.h"
 
 #include <math.h>
+#include <stdatomic.h>
+#include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -275,6 +278,70 @@ static void writes_files_that_can_be_read(void **state)
     assert_false(vlai_is_file(at("old/result/summary.json")));
 }
 
+/* An allocator in whose Nth call a training begins to delete the checkpoint, as the writer does. */
+static struct {
+    _Atomic uint64_t count;
+    uint64_t at;
+    char from[512], to[512];
+} deletion;
+
+static void *alloc_and_delete(size_t size, size_t align, void *user)
+{
+    (void)user;
+    void *p = NULL;
+    if (atomic_fetch_add(&deletion.count, 1) + 1 == deletion.at && rename(deletion.from, deletion.to) != 0)
+        return NULL;
+    return posix_memalign(&p, align < sizeof(void *) ? sizeof(void *) : align, size ? size : 1) == 0 ? p : NULL;
+}
+
+static void release(void *p, void *user)
+{
+    (void)user;
+    free(p);
+}
+
+static vla_status open_while_deleting(const char *checkpoint, const char *deleted, uint64_t nth, vla_error *error)
+{
+    static const vla_allocator deleting = {alloc_and_delete, release, NULL};
+    char command[2048];
+    snprintf(command, sizeof command, "cd '%s' && rm -rf live && mkdir live && cp -r run/0_3 live/0_3 && cp -r run/0_3 live/0_2 && ln -s 0_3 live/latest", root);
+    assert_int_equal(system(command), 0);
+    snprintf(deletion.from, sizeof deletion.from, "%s", at(deleted));
+    snprintf(deletion.to, sizeof deletion.to, "%s.tmp", at(deleted));
+    deletion.count = 0;
+    deletion.at = nth;
+    vlai_predict_options o = VLAI_PREDICT_DEFAULT;
+    o.checkpoint = at(checkpoint);
+    o.threads = 1;
+    vlai_predict *p = NULL;
+    vla_allocator_set(&deleting);
+    vla_status status = vlai_predict_create(&o, &p, error);
+    vlai_predict_destroy(p);
+    vla_allocator_set(NULL);
+    return status;
+}
+
+/* Whenever a training deletes the checkpoint that is read, the error says so; what was read before that is complete. */
+static void a_checkpoint_that_is_deleted(void **state)
+{
+    (void)state;
+    assert_ok(open_while_deleting("live/0_3", "live/0_3", UINT64_MAX, &err), err);
+    uint64_t all = deletion.count, step = all / 12;
+    int failed = 0, fell_back = 0;
+    static const char *const named[] = {"live/0_3", "live/latest/", "live"};
+    for (int k = 0; k < 3; k++)
+        for (uint64_t n = 2; n < all; n += n < 50 ? 3 : step) {
+            vla_status status = open_while_deleting(named[k], "live/0_3", n, &err);
+            fell_back += k == 2 && status == VLA_OK && n < 50;
+            failed += status != VLA_OK;
+            if (status != VLA_OK && (status != VLA_E_NOT_FOUND || !strstr(err.message, "live/0_3 was deleted while it was read") ||
+                                     !strstr(err.hint, "name the run folder")))
+                fail_msg("%s, allocation %llu of %llu: %s", named[k], (unsigned long long)n, (unsigned long long)all, err.message);
+        }
+    print_message("%d of the calls failed, %d took the checkpoint before\n", failed, fell_back);
+    assert_true(failed > 10 && fell_back > 2);
+}
+
 static void says_what_is_wrong(void **state)
 {
     (void)state;
@@ -309,6 +376,7 @@ int main(void)
         cmocka_unit_test(compares_what_was_recorded),    cmocka_unit_test(a_batch_changes_nothing),
         cmocka_unit_test(swaps_and_weights_change_predictions), cmocka_unit_test(relative_actions_come_back),
         cmocka_unit_test(six_dimensions_come_back),      cmocka_unit_test(writes_files_that_can_be_read),
+        cmocka_unit_test(a_checkpoint_that_is_deleted),
         cmocka_unit_test(says_what_is_wrong),
     };
     return cmocka_run_group_tests_name("predict", tests, make_run, drop_root);
