@@ -24,7 +24,7 @@
 
 enum {
     SMALL_RESULT = 256 << 10, /* bytes up to which a named result is fetched after every execution */
-    SEARCH = 4,               /* counts ways of choosing among them: what another has left on disk is not taken */
+    SEARCH = 4,               /* counts ways of choosing among them: what another has left on disk, or in src/kernels/products, is not taken */
     PATH = 4096
 };
 
@@ -37,14 +37,15 @@ vla_status vlai_cuda_failed(vla_error *err, int code, const char *what)
 /* ---- device ---- */
 
 /* Where choices of algorithms are kept, per kind of GPU and library; false when no place is known. */
-static bool choices_path(const vlai_cuda_device *d, char *path, size_t size)
+static vla_status open_choices(vlai_cuda_device *d, vla_error *err)
 {
-    char name[sizeof d->info.name + 64];
+    char name[sizeof d->info.name + 64], path[PATH];
     snprintf(name, sizeof name, "gemm-%s-%zu-%d.txt", d->info.name, vlai_cublaslt_version(), SEARCH);
     for (char *c = name; *c; c++)
         if (*c == ' ' || *c == '/')
             *c = '-';
-    return vlai_cache_path(name, path, size);
+    bool kept = vlai_cache_path(name, path, sizeof path);
+    return vlai_gemm_choices_open(kept ? path : NULL, d->info.bus, vlai_gemm_choices_known(name), &d->context.choices, err);
 }
 
 static vla_status cuda_open(vla_executor *ex, vla_error *err)
@@ -54,7 +55,6 @@ static vla_status cuda_open(vla_executor *ex, vla_error *err)
         return vlai_nomem(err, sizeof *d);
     ex->state = d;
     ex->threads = 1;
-    char path[PATH];
     int count = 0, code = vlai_device_count(&count);
     if (code || ex->index >= count)
         return vlai_fail_hint(err, VLA_E_CUDA, "nvidia-smi shows the GPUs of this machine; use the device cpu without one",
@@ -77,7 +77,7 @@ static vla_status cuda_open(vla_executor *ex, vla_error *err)
     d->context.cudnn = &d->cudnn;
     if ((code = vlai_cublaslt_open(&d->context.cublaslt)))
         return vlai_cuda_failed(err, 100000 + code, "opening cuBLASLt");
-    return vlai_gemm_choices_open(choices_path(d, path, sizeof path) ? path : NULL, d->info.bus, &d->context.choices, err);
+    return open_choices(d, err);
 }
 
 static void release(vla_executor *ex, void *memory, size_t bytes)

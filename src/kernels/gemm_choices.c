@@ -119,12 +119,21 @@ static vla_status adopt(vlai_gemm_choices *c, const char *text, bool used, vla_e
     return VLA_OK;
 }
 
-vla_status vlai_gemm_choices_open(const char *path, const char *gpu, vlai_gemm_choices **out, vla_error *err)
+const char *vlai_gemm_choices_known(const char *name)
+{
+    for (const vlai_gemm_product_text *t = vlai_gemm_product_texts; t->name; t++)
+        if (!strcmp(t->name, name))
+            return t->text;
+    return NULL;
+}
+
+vla_status vlai_gemm_choices_open(const char *path, const char *gpu, const char *known, vlai_gemm_choices **out, vla_error *err)
 {
     vlai_gemm_choices *c = vlai_calloc(1, sizeof *c);
     *out = c;
     if (!c)
         return vlai_nomem(err, sizeof *c);
+    VLA_TRY(adopt(c, known, false, err));
     if (!path)
         return VLA_OK;
     size_t room = strlen(path) + strlen(gpu) + 2;

@@ -1,6 +1,7 @@
 /* Which algorithm a matrix product takes, by shape: found once by timing, kept in a file per GPU and library version, and
  * in checkpoints, because another algorithm gives other bits. A GPU that has no file yet begins with that of its kind. Ranks on
- * several GPUs, which time for themselves, so find what they had before.
+ * several GPUs, which time for themselves, so find what they had before. What was found on GPUs that the developers had is in the
+ * program (src/kernels/products), so that a first start there times little.
  *
  * As text one line per choice: m n k transpose_a transpose_b bias residual sums operand result bias_type workspace
  * milliseconds w0 .. w7, the words in hexadecimal; at the end multiprocessors, where they are not all. Threads: one caller at a time; several processes may share the file (it is written whole). */
@@ -15,9 +16,18 @@ VLA_BEGIN_DECLS
 
 typedef struct vlai_gemm_choices vlai_gemm_choices;
 
+/* What the program has, one row per kind of GPU, library and search, made by CMake; ends with a row without a name. */
+typedef struct vlai_gemm_product_text {
+    const char *name, *text;
+} vlai_gemm_product_text;
+extern const vlai_gemm_product_text vlai_gemm_product_texts[];
+
+/* The text that the program has for a file of this name, GPU-LIBRARY-SEARCH.txt; NULL: none. */
+const char *vlai_gemm_choices_known(const char *name);
 /* path: file of this kind of GPU; NULL: none. gpu: name of this one. Its own file, PATH.GPU, is read now, or PATH where there is
- * none; save writes it, and PATH where that is not there. A file that is not understood is ignored. */
-vla_status vlai_gemm_choices_open(const char *path, const char *gpu, vlai_gemm_choices **out, vla_error *err);
+ * none; save writes it, and PATH where that is not there. known: text to begin with, which the files go before; NULL: none. A line
+ * that is not understood is left out. */
+vla_status vlai_gemm_choices_open(const char *path, const char *gpu, const char *known, vlai_gemm_choices **out, vla_error *err);
 void vlai_gemm_choices_close(vlai_gemm_choices *choices);
 /* false when there is none. */
 bool vlai_gemm_choices_find(const vlai_gemm_choices *choices, const vlai_gemm_shape *shape, vlai_gemm_choice *out);

@@ -14,7 +14,7 @@ static vlai_gemm_choices *open_choices(const char *file)
 {
     vla_error err;
     vlai_gemm_choices *c;
-    assert_ok(vlai_gemm_choices_open(file, "gpu", &c, &err), err);
+    assert_ok(vlai_gemm_choices_open(file, "gpu", NULL, &c, &err), err);
     return c;
 }
 
@@ -214,6 +214,53 @@ static void test_multiprocessors(void **state)
     vlai_gemm_choices_close(c);
 }
 
+/* What is known before comes first, a file goes before it, and it is no reason to write one. */
+static void test_known(void **state)
+{
+    (void)state;
+    vla_error err;
+    char file[128], kept[160];
+    vlai_gemm_choices *c;
+    vlai_gemm_choice choice;
+    vlai_gemm_shape two = shape(2, 0), three = shape(3, 0), nine = shape(9, 0);
+    snprintf(file, sizeof file, "%s/known", folder);
+    snprintf(kept, sizeof kept, "%s.gpu", file);
+    assert_ok(vlai_gemm_choices_open(file, "gpu", LINE_3 "3 7 5 x\n" LINE_9, &c, &err), err);
+    assert_ok(vlai_gemm_choices_save(c, &err), err);
+    assert_false(vlai_is_file(kept) || vlai_is_file(file));
+    put(c, 2, 0, 0x20);
+    put(c, 3, 0, 0x33);
+    use(c, 9, 0);
+    must_say(c, LINE_9);
+    assert_ok(vlai_gemm_choices_save(c, &err), err);
+    vlai_gemm_choices_close(c);
+    assert_ok(vlai_gemm_choices_open(file, "gpu", LINE_3, &c, &err), err);
+    assert_true(vlai_gemm_choices_find(c, &two, &choice) && choice.words[0] == 0x20);
+    assert_true(vlai_gemm_choices_find(c, &three, &choice) && choice.words[0] == 0x33);
+    assert_true(vlai_gemm_choices_find(c, &nine, &choice) && choice.words[0] == 0x90);
+    vlai_gemm_choices_close(c);
+    assert_ok(vlai_gemm_choices_open(NULL, "gpu", LINE_3, &c, &err), err);
+    assert_true(vlai_gemm_choices_find(c, &three, &choice) && choice.words[0] == 0x30);
+    vlai_gemm_choices_close(c);
+}
+
+/* Every line of what the program has is understood, and says the same again. */
+static void test_texts(void **state)
+{
+    (void)state;
+    vla_error err;
+    assert_non_null(vlai_gemm_product_texts[0].name);
+    for (const vlai_gemm_product_text *t = vlai_gemm_product_texts; t->name; t++) {
+        vlai_gemm_choices *c = open_choices(NULL);
+        assert_true(!strncmp(t->name, "gemm-", 5) && strstr(t->name, ".txt") == t->name + strlen(t->name) - 4);
+        assert_true(vlai_gemm_choices_known(t->name) == t->text);
+        assert_ok(vlai_gemm_choices_adopt(c, t->text, &err), err);
+        must_say(c, t->text);
+        vlai_gemm_choices_close(c);
+    }
+    assert_null(vlai_gemm_choices_known("gemm-NVIDIA-H200"));
+}
+
 static int make(void **state)
 {
     (void)state;
@@ -274,6 +321,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_used), cmocka_unit_test(test_resume), cmocka_unit_test(test_order),
-        cmocka_unit_test(test_multiprocessors), cmocka_unit_test(test_near), cmocka_unit_test(test_damaged), cmocka_unit_test(test_unwritable)};
+        cmocka_unit_test(test_multiprocessors), cmocka_unit_test(test_known), cmocka_unit_test(test_texts),
+        cmocka_unit_test(test_near), cmocka_unit_test(test_damaged), cmocka_unit_test(test_unwritable)};
     return cmocka_run_group_tests(tests, make, clear);
 }
