@@ -122,6 +122,26 @@ static void look_at_drift(const vla_dataset *set, const vlai_camera *camera, con
     }
 }
 
+/* `end`: when the last frame of the file ends, in seconds. Half a frame is what finding a frame by its time allows. */
+static void look_at_end(const vla_dataset *set, const vlai_camera *camera, const vlai_clip_file *file, const int64_t *users,
+                        int64_t count, double end, vlai_findings *findings)
+{
+    int64_t beyond = 0, first = -1;
+    for (int64_t i = 0; i < count; i++)
+        if (camera->places[users[i]].to > end + 0.5 / set->fps && beyond++ == 0)
+            first = users[i];
+    if (first < 0)
+        return;
+    vlai_finding f = vlai_finding_warning("video-end", file->path);
+    f.camera = key_of(set, camera);
+    f.episode = set->episodes[first].index;
+    f.expected = vlai_value_real(camera->places[first].to);
+    f.found = vlai_value_real(end);
+    vlai_report(findings, &f, "camera %s: to_timestamp of episode %lld is %.4f s, the video ends at %.4f s (%lld of its %lld "
+                              "episodes end beyond it)",
+                f.camera, (long long)f.episode, camera->places[first].to, end, (long long)beyond, (long long)count);
+}
+
 /* One file of one camera: its header against its episodes. */
 static vla_status look_at_file(vla_dataset *set, vlai_camera *camera, vlai_clip_file *file, int64_t *list,
                                vlai_findings *findings, vla_error *err)
@@ -143,6 +163,7 @@ static vla_status look_at_file(vla_dataset *set, vlai_camera *camera, vlai_clip_
                                       : (double)(mp4.samples[mp4.shown[mp4.shown_count - 1]].pts -
                                                  mp4.samples[mp4.shown[0]].pts) /
                                             mp4.timescale;
+    double last = mp4.shown_count ? (double)mp4.samples[mp4.shown[mp4.shown_count - 1]].pts / mp4.timescale : 0;
     vlai_mp4_fini(&mp4);
     double fps = span > 0 ? (double)(file->frames - 1) / span : 0;
     if (fps > 0 && set->fps > 0 && fabs(fps / set->fps - 1) > 0.05) {
@@ -155,6 +176,8 @@ static vla_status look_at_file(vla_dataset *set, vlai_camera *camera, vlai_clip_
     compare_frames(set, camera, file, users, file->count, list, findings);
     if (set->version == 30)
         look_at_drift(set, camera, file, users, file->count, findings);
+    if (set->version == 30 && set->fps > 0)
+        look_at_end(set, camera, file, users, file->count, file->frames ? last + 1 / (fps > 0 ? fps : set->fps) : 0, findings);
     return VLA_OK;
 }
 
@@ -205,7 +228,7 @@ static vla_status list_camera(vla_dataset *set, vlai_camera *camera, vla_error *
     for (int64_t i = 0; i < set->episode_count; i++) {
         vlai_clip_place *place = &camera->places[i];
         if (set->version != 30)
-            *place = (vlai_clip_place){.file = -1, .chunk_index = i};
+            *place = (vlai_clip_place){.file = -1, .chunk_index = i, .to = NAN};
         if (set->version == 30 && place->chunk_index < 0) /* null columns: reported when the table was read */
             set->episodes[i].bad = true;
         else

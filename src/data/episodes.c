@@ -167,16 +167,15 @@ static vla_status read_places(table *t, vlai_parquet *file, size_t first, vla_er
         if (!t->set->cameras[c].video)
             continue;
         const char *key = t->set->features[t->set->cameras[c].feature].name;
-        char names[3][400];
-        static const char *const tails[3] = {"chunk_index", "file_index", "from_timestamp"};
-        vlai_parquet_values v[3] = {{0}, {0}, {0}};
-        bool ok[3];
+        char names[4][400];
+        static const char *const tails[4] = {"chunk_index", "file_index", "from_timestamp", "to_timestamp"};
+        vlai_parquet_values v[4] = {{0}, {0}, {0}, {0}};
+        bool ok[4] = {false};
         vla_status status = VLA_OK;
-        for (int i = 0; i < 3; i++) {
+        for (int i = 0; i < 4; i++) {
             snprintf(names[i], sizeof names[i], "videos/%s/%s", key, tails[i]);
             if (status == VLA_OK)
-                status = read_numbers(t, file, names[i], true, i == 2 ? VLAI_PARQUET_F64 : VLAI_PARQUET_I64, &v[i], &ok[i],
-                                      err);
+                status = read_numbers(t, file, names[i], i < 3, i < 2 ? VLAI_PARQUET_I64 : VLAI_PARQUET_F64, &v[i], &ok[i], err);
         }
         for (int64_t r = 0; status == VLA_OK && ok[0] && ok[1] && ok[2] && r < v[0].rows; r++) {
             bool whole = true;
@@ -197,11 +196,12 @@ static vla_status read_places(table *t, vlai_parquet *file, size_t first, vla_er
                 vlai_report(t->findings, &f, "from_timestamp is %g", from);
                 whole = false;
             }
+            double to = ok[3] && !row_is_null(&v[3], r) ? v[3].f64[v[3].offsets[r]] : NAN; /* nothing is found by it */
             if (whole)
                 t->places[c][first + (size_t)r] = (vlai_clip_place){
-                    .file = -1, .chunk_index = number_at(&v[0], r), .file_index = number_at(&v[1], r), .from = from};
+                    .file = -1, .chunk_index = number_at(&v[0], r), .file_index = number_at(&v[1], r), .from = from, .to = to};
         }
-        for (int i = 0; i < 3; i++)
+        for (int i = 0; i < 4; i++)
             vlai_parquet_values_fini(&v[i]);
         VLA_TRY(status);
     }

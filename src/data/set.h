@@ -59,7 +59,7 @@ typedef struct vlai_clip_place {
     int32_t file;      /* in the camera's list, -1 = none */
     int64_t chunk_index, file_index;
     int64_t base;      /* ordinal of frame 0 */
-    double from;       /* from_timestamp */
+    double from, to;   /* from_timestamp, to_timestamp; NaN where the table does not say */
 } vlai_clip_place;
 
 typedef struct vlai_camera {

@@ -78,6 +78,11 @@ void vlai_sidecar_place(vla_dataset *set, const char *cache_dir)
             XXH3_128bits_update(state, &f->size, sizeof f->size);
             XXH3_128bits_update(state, &f->mtime, sizeof f->mtime);
             XXH3_128bits_update(state, &f->lengths, sizeof f->lengths);
+            for (int64_t k = f->first; k < f->first + f->count; k++) {
+                const vlai_clip_place *place = &set->cameras[c].places[set->cameras[c].order[k]];
+                double times[2] = {place->from, place->to}; /* what was reported of them */
+                XXH3_128bits_update(state, times, sizeof times);
+            }
         }
     XXH128_hash_t hash = XXH3_128bits_digest(state);
     XXH3_freeState(state);

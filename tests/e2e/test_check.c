@@ -2,6 +2,7 @@
 #include "test.h"
 
 #include "base/io.h"
+#include "base/memory.h"
 #include "data/finding.h"
 #include "format/image.h"
 #include "vla/dataset.h"
@@ -181,6 +182,57 @@ static void kinds_once(void **state)
     assert_ok(vlai_remove_tree(root, &err), err);
 }
 
+/* An episode that the metadata lets end after its video: a warning, in the check and when the set is opened to train. */
+static void beyond_the_end(void **state)
+{
+    (void)state;
+    char root[] = "/tmp/vla-check-XXXXXX", command[512], path[128], set[64], *data;
+    size_t size, changed = 0;
+    vla_error err = VLA_ERROR_INIT;
+    assert_non_null(mkdtemp(root));
+    snprintf(set, sizeof set, "%s/set", root);
+    snprintf(command, sizeof command, "'%s' synth %s --episodes 3 --length 7 --size 64x64 --cameras cam > /dev/null 2>&1",
+             VLA_TEST_PROGRAM, set);
+    if (system(command) != 0) { /* no encoder */
+        skip();
+        return;
+    }
+    snprintf(path, sizeof path, "%s/meta/episodes/chunk-000/file-000.parquet", set);
+    assert_ok(vlai_read_file(path, 0, &data, &size, &err), err);
+    const double ends = 2.1, later = 2.2; /* 21 frames, 10 a second */
+    for (size_t i = 0; i + sizeof ends <= size; i++)
+        if (!memcmp(data + i, &ends, sizeof ends)) {
+            memcpy(data + i, &later, sizeof later);
+            changed++;
+        }
+    assert_true(changed > 0);
+    assert_ok(vlai_write_file_atomic(path, data, size, &err), err);
+    vlai_free(data);
+    int code, told = 0;
+    json_t *findings = check("--quick", set, &code), *finding;
+    size_t k;
+    assert_int_equal(code, 0);
+    json_array_foreach(findings, k, finding)
+        if (!strcmp(text(finding, "kind"), "video-end")) {
+            assert_string_equal(text(finding, "level"), "W");
+            assert_string_equal(text(finding, "file"), "videos/cam/chunk-000/file-000.mp4");
+            assert_string_equal(text(finding, "camera"), "cam");
+            assert_int_equal(json_integer_value(json_object_get(finding, "episode")), 2);
+            assert_non_null(strstr(text(finding, "message"), "2.2000 s, the video ends at 2.1000 s (1 of its 3 episodes"));
+            told++;
+        }
+    assert_int_equal(told, 1);
+    json_decref(findings);
+    vla_dataset *open;
+    assert_ok(vla_dataset_open(set, NULL, &open, &err), err);
+    told = 0;
+    for (int64_t i = 0; i < vla_dataset_info_get(open)->warnings; i++)
+        told += strstr(vla_dataset_warning(open, i), "to_timestamp of episode 2") != NULL;
+    assert_int_equal(told, 1);
+    vla_dataset_close(open);
+    assert_ok(vlai_remove_tree(root, &err), err);
+}
+
 /* Pictures that lie beside the data instead of in it, as some converters leave them: read, and reported when gone. */
 static void pictures_beside(void **state)
 {
@@ -325,6 +377,7 @@ int main(void)
         cmocka_unit_test(whole_sets),
         cmocka_unit_test(no_set),
         cmocka_unit_test(kinds_once),
+        cmocka_unit_test(beyond_the_end),
         cmocka_unit_test(places_once),
         cmocka_unit_test(undeclared_column),
         cmocka_unit_test(pictures_beside),
