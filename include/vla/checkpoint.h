@@ -30,7 +30,7 @@ typedef struct vla_checkpoint_writer vla_checkpoint_writer;
 
 /* One more file of a checkpoint: the bytes given, or a copy of the file at `source`. */
 typedef struct vla_checkpoint_file {
-    const char *name;   /* inside the checkpoint: without a slash, and none of the names below, nor one that begins with "optimizer-" */
+    const char *name;   /* inside the checkpoint: without a slash, and none of the names above, nor one that begins with "optimizer-" */
     const char *source; /* NULL: `data` counts */
     const void *data;
     size_t size;

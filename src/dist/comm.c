@@ -1,6 +1,7 @@
 /* The calls of dist/comm.h: world 1 is done here, the rest by a transport; the first failure is kept. */
 #include "base/fail.h"
 #include "base/memory.h"
+#include "base/time.h"
 #include "dist/comm_impl.h"
 #include "dist/group.h"
 #include "exec/executor.h"
@@ -29,7 +30,7 @@ struct vlai_comm {
     pthread_t watcher; /* asks the group and the transport now and then */
 };
 
-enum { WATCH_MS = 250 };
+static const double watch_s = 0.25;
 
 /* Keeps the first failure. */
 static vla_status keep(vlai_comm *comm, vla_status status, const vla_error *failure)
@@ -67,12 +68,7 @@ static void *watch_main(void *context)
     vlai_comm *comm = context;
     pthread_mutex_lock(&comm->lock);
     while (!comm->closing && !comm->failed) {
-        struct timespec until;
-        clock_gettime(CLOCK_REALTIME, &until);
-        until.tv_nsec += WATCH_MS * 1000000L;
-        until.tv_sec += until.tv_nsec / 1000000000;
-        until.tv_nsec %= 1000000000;
-        pthread_cond_timedwait(&comm->wake, &comm->lock, &until);
+        vlai_cond_wait(&comm->wake, &comm->lock, vlai_now() + watch_s);
         if (comm->closing)
             break;
         pthread_mutex_unlock(&comm->lock);
@@ -150,8 +146,11 @@ vla_status vlai_comm_open(struct vlai_group *group, const char *device, vlai_com
     comm->rank = vlai_group_rank(group);
     comm->world = vlai_group_world(group);
     comm->device = gpu >= 0 ? "cuda" : "cpu";
+    if (vlai_cond_init(&comm->wake) != 0) {
+        vlai_free(comm);
+        return vlai_nomem(err, sizeof comm->wake);
+    }
     pthread_mutex_init(&comm->lock, NULL);
-    pthread_cond_init(&comm->wake, NULL);
     vla_status status = comm->world > 1 ? open_transport(comm, group, device, err) : VLA_OK;
     if (status == VLA_OK && comm->transport) {
         comm->watched = pthread_create(&comm->watcher, NULL, watch_main, comm) == 0;
@@ -260,9 +259,7 @@ size_t vlai_comm_scratch(int64_t elements, vla_dtype dtype, int world)
 
 bool vlai_comm_error(vlai_comm *comm, char *text, size_t size)
 {
-    if (!comm)
-        return false;
-    if (!comm->failed)
+    if (!comm || !comm->failed)
         return false;
     pthread_mutex_lock(&comm->lock);
     snprintf(text, size, "%s", comm->failure.message);

@@ -11,7 +11,6 @@
 #include "dist/status.h"
 #include "dist/wire.h"
 
-#include <errno.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -295,8 +294,18 @@ static void *attend(void *arg)
 /* Waits for a change until `deadline`; false when it has passed. Under the lock. */
 static bool wait_until(vlai_group *g, double deadline)
 {
-    struct timespec t = {(time_t)deadline, (long)((deadline - (double)(time_t)deadline) * 1e9)};
-    return pthread_cond_timedwait(&g->changed, &g->lock, &t) != ETIMEDOUT;
+    return vlai_cond_wait(&g->changed, &g->lock, deadline);
+}
+
+/* The same; a collective is waited for beyond that as long as rank 0 lets it wait for ranks that work. */
+static bool wait_for_server(vlai_group *g, frame_type type, double *deadline)
+{
+    if (wait_until(g, *deadline))
+        return true;
+    if (type != FRAME_COLLECT || !g->patient)
+        return false;
+    *deadline = vlai_now() + 2 * GRACE;
+    return true;
 }
 
 static vla_status copy_lost(const vlai_group *g, vla_error *err)
@@ -313,7 +322,7 @@ static vla_status request(vlai_group *g, frame_type type, const vlai_head *head,
     bool late = false;
     pthread_mutex_lock(&g->lock);
     while (!w && type == FRAME_COLLECT && g->open >= AHEAD_MOST && g->lost.status == VLA_OK && !late)
-        late = !wait_until(g, deadline);
+        late = !wait_for_server(g, type, &deadline);
     vla_status status = g->lost.status;
     if (status == VLA_OK && !late) {
         uint32_t id = ++g->next_id;
@@ -334,10 +343,7 @@ static vla_status request(vlai_group *g, frame_type type, const vlai_head *head,
         if (!vlai_wire_flush(&g->wire))
             wake(g);
         while (w && !w->done && g->lost.status == VLA_OK && !late)
-            if ((late = !wait_until(g, deadline)) && type == FRAME_COLLECT && g->patient) {
-                late = false;
-                deadline = vlai_now() + 2 * GRACE;
-            }
+            late = !wait_for_server(g, type, &deadline);
         if (w && !w->done) {
             waiter **link = &g->waiters;
             while (*link != w)
@@ -429,9 +435,8 @@ static vla_status collect(vlai_group *g, collect_kind kind, const char *what, do
     return request(g, FRAME_COLLECT, &head, data, bytes, early ? NULL : &w, limit_s, err);
 }
 
-static vla_status size_fits(const vlai_group *g, const char *what, size_t size, size_t times, vla_error *err)
+static vla_status size_fits(const char *what, size_t size, size_t times, vla_error *err)
 {
-    (void)g;
     if (size <= VLAI_GROUP_MESSAGE / times)
         return VLA_OK;
     return vlai_fail(err, VLA_E_INVALID, "'%s': %zu bytes of %zu ranks, wanted at most %d together", what ? what : "", size, times, (int)VLAI_GROUP_MESSAGE);
@@ -447,7 +452,7 @@ vla_status vlai_group_agree(vlai_group *g, const char *what, const char *text, v
     if (!g)
         return VLA_OK;
     size_t size = strlen(text);
-    VLA_TRY(size_fits(g, what, size, 1, err));
+    VLA_TRY(size_fits(what, size, 1, err));
     return collect(g, COLLECT_AGREE, what, 0, size, text, size, NULL, 0, false, err);
 }
 
@@ -455,7 +460,7 @@ vla_status vlai_group_broadcast(vlai_group *g, const char *what, void *data, siz
 {
     if (!g)
         return VLA_OK;
-    VLA_TRY(size_fits(g, what, size, 1, err));
+    VLA_TRY(size_fits(what, size, 1, err));
     bool root = g->ranks.rank == 0;
     return collect(g, COLLECT_BROADCAST, what, 0, size, data, root ? size : 0, root || !size ? NULL : data, size, false, err);
 }
@@ -468,7 +473,7 @@ static vla_status gather(vlai_group *g, collect_kind kind, const char *what, con
         return VLA_OK;
     }
     size_t world = (size_t)g->ranks.world;
-    VLA_TRY(size_fits(g, what, size, world, err));
+    VLA_TRY(size_fits(what, size, world, err));
     bool early = kind == COLLECT_GATHER && g->ranks.rank > 0;
     return collect(g, kind, what, 0, size, data, size, early || !size ? NULL : all, size * world, early, err);
 }
@@ -757,14 +762,7 @@ static vla_status make(const vlai_ranks *ranks, const vlai_group_options *o, vla
     g->wire.fd = g->wake[0] = g->wake[1] = -1;
     g->moved = vlai_now();
     g->step = g->awaits = -1;
-    pthread_condattr_t monotonic;
-    if (pthread_condattr_init(&monotonic) != 0) {
-        vlai_free(g);
-        return vlai_nomem(err, sizeof monotonic);
-    }
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    int failed = pthread_cond_init(&g->changed, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    int failed = vlai_cond_init(&g->changed);
     if (failed || pthread_mutex_init(&g->lock, NULL) != 0) {
         if (!failed)
             pthread_cond_destroy(&g->changed);

@@ -55,7 +55,7 @@ void vlai_wire_fini(vlai_wire *wire)
     *wire = (vlai_wire){.fd = -1};
 }
 
-/* Room for BUFFER more bytes, in place or in a larger buffer. */
+/* Room for `more` bytes, in place or in a larger buffer. */
 static bool make_room(uint8_t **data, size_t *first, size_t *size, size_t *capacity, size_t more)
 {
     if (*first == *size)

@@ -38,8 +38,6 @@ typedef struct vlai_wallx_weight {
 
 /* All tensors of a configuration, lm_head and propri_proj last. Released with vlai_free. */
 vla_status vlai_wallx_weights(const vlai_wallx_config *config, vlai_wallx_weight **out, size_t *count, vla_error *err);
-/* Elements of all tensors but lm_head (it is the embedding) and, unless asked for, propri_proj. */
-int64_t vlai_wallx_parameters(const vlai_wallx_weight *weights, size_t count, bool with_propri);
 /* Name of part `part` of a fused tensor in the unfused spelling; false when the tensor has no parts. */
 bool vlai_wallx_part_name(const vlai_wallx_weight *weight, int part, char *out, size_t size);
 

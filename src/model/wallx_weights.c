@@ -161,15 +161,6 @@ vla_status vlai_wallx_weights(const vlai_wallx_config *c, vlai_wallx_weight **ou
     return VLA_OK;
 }
 
-int64_t vlai_wallx_parameters(const vlai_wallx_weight *weights, size_t count, bool with_propri)
-{
-    int64_t sum = 0;
-    for (size_t i = 0; i < count; i++)
-        if (!weights[i].optional || (with_propri && !strstr(weights[i].name, "lm_head")))
-            sum += weights[i].elements;
-    return sum;
-}
-
 bool vlai_wallx_part_name(const vlai_wallx_weight *weight, int part, char *out, size_t size)
 {
     static const char *const qkv[] = {"q_proj", "k_proj", "v_proj"}, *const gate_up[] = {"gate_proj", "up_proj"};

@@ -47,11 +47,6 @@ const char *vlai_predict_notes(const vlai_predict *p)
     return p->notes.data ? p->notes.data : "";
 }
 
-int64_t vlai_predict_horizon(const vlai_predict *p)
-{
-    return p->contract.horizon;
-}
-
 /* ---- contract ---- */
 
 /* Another configuration must ask for what the checkpoint was trained with. */

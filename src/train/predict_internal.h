@@ -52,6 +52,5 @@ struct vlai_predict {
 
 /* One action of the model, normalised, predicted at `row`, in the data set's columns. */
 vla_status vlai_predict_back(vlai_predict *p, const float *drawn, int64_t row, float *out, vla_error *err);
-int64_t vlai_predict_horizon(const vlai_predict *p);
 
 #endif

@@ -32,7 +32,6 @@ enum {
 
 /* What a rank says of a step. */
 typedef struct row {
-    int64_t step;
     double stall, flops;
     int32_t stop; /* its process was asked to end */
     char culprit[192]; /* what was not finite here; "": nothing */
@@ -281,7 +280,6 @@ vla_status vlai_ranks_step(vla_trainer *t, vlai_flight *f, vla_error *err)
     if (!t->group)
         return VLA_OK;
     memset(own, 0, t->row_bytes);
-    own->step = f->step;
     own->stall = f->stall;
     own->flops = f->flops;
     own->stop = is_asked_to_stop(t);

@@ -293,7 +293,8 @@ static void test_no_progress(void **state)
         assert_says(seen[r].message, "no rank has made progress for 2 s: all of them are in phase forward, step 3");
 }
 
-/* Rank 1 works for several times the limit before it comes, and then does not come a second time. */
+/* Rank 1 works for several times the limit before it comes, and then does not come a second time. The others go ahead: rank 2 by as
+ * many gathers as it may, and waits then as one that waits for an answer. */
 static void work_on(int rank)
 {
     vla_error err = VLA_ERROR_INIT;
@@ -303,7 +304,12 @@ static void work_on(int rank)
         for (double end = vlai_now() + 9; vlai_now() < end; doze(0.05))
             vlai_work_add();
     }
-    vla_status status = vlai_group_barrier(g, "first", 0, &err);
+    double own = rank, all[3];
+    vla_status status = VLA_OK;
+    for (int i = 0; i < 12 && status == VLA_OK; i++)
+        status = vlai_group_gather(g, "ahead", &own, sizeof own, rank == 0 ? all : NULL, &err);
+    if (status == VLA_OK)
+        status = vlai_group_barrier(g, "first", 0, &err);
     if (status == VLA_OK)
         seen[rank].value = 1;
     if (status == VLA_OK && rank != 1)
