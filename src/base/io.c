@@ -18,6 +18,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 enum { WRITER_BUFFER = 1 << 20 };
 
@@ -519,6 +520,37 @@ bool vlai_cache_path(const char *name, char *path, size_t size)
         return n >= 0 && (size_t)n < size - used;
     }
     return false;
+}
+
+bool vlai_cache_read(const char *path, void **data, size_t *size)
+{
+    char *read = NULL;
+    XXH64_hash_t sum;
+    *data = NULL;
+    if (!vlai_is_file(path) || vlai_read_file(path, 0, &read, size, NULL) != VLA_OK)
+        return false;
+    if (*size >= sizeof sum) {
+        *size -= sizeof sum;
+        memcpy(&sum, read + *size, sizeof sum);
+        if (sum == XXH64(read, *size, 0)) {
+            *data = read;
+            return true;
+        }
+    }
+    vlai_free(read);
+    return false;
+}
+
+void vlai_cache_write(const char *path, const void *data, size_t size)
+{
+    XXH64_hash_t sum = XXH64(data, size, 0);
+    char *all = vlai_alloc(size + sizeof sum);
+    if (!all)
+        return;
+    memcpy(all, data, size);
+    memcpy(all + size, &sum, sizeof sum);
+    (void)vlai_write_file_atomic(path, all, size + sizeof sum, NULL);
+    vlai_free(all);
 }
 
 bool vlai_path_join(char *out, size_t size, const char *dir, const char *name)

@@ -79,6 +79,10 @@ bool vlai_is_file(const char *path);
 /* Path of a file among what may be made again: in $VLA_CACHE_DIR, else $XDG_CACHE_HOME/vla, else ~/.cache/vla. Makes the
  * folder; false when there is no such place or the path does not fit. */
 bool vlai_cache_path(const char *name, char *path, size_t size);
+/* A file there, with a checksum behind its bytes. false: it is not there, or not as it was written. *data is released with
+ * vlai_free. A file that cannot be written is no error: it is made again. */
+bool vlai_cache_read(const char *path, void **data, size_t *size);
+void vlai_cache_write(const char *path, const void *data, size_t size);
 /* Joins with one slash into `out` (at most `size` bytes); false when it does not fit. An absolute `name` wins. */
 bool vlai_path_join(char *out, size_t size, const char *dir, const char *name);
 

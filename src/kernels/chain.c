@@ -59,7 +59,7 @@ static void put_step(const vlai_chain *c, int k, vlai_text *out)
     case VLAI_OP_sub: vlai_text_printf(out, "s%d - s%d", s->a, s->b); break;
     case VLAI_OP_mul:
     case VLAI_OP_mul_rows: vlai_text_printf(out, "s%d * s%d", s->a, s->b); break;
-    case VLAI_OP_scale: vlai_text_printf(out, "s%d * %.9ef", s->a, s->value); break;
+    case VLAI_OP_scale: vlai_text_printf(out, "s%d * %.9ef", s->a, (double)(float)s->value); break; /* all digits that a float has */
     case VLAI_OP_silu: vlai_text_printf(out, "silu(s%d)", s->a); break;
     case VLAI_OP_silu_grad: vlai_text_printf(out, "s%d * silu_slope(s%d)", s->a, s->b); break;
     case VLAI_OP_gelu: vlai_text_printf(out, "s%d * phi(s%d)", s->a, s->a); break;
@@ -113,17 +113,17 @@ void vlai_chain_source(const vlai_cuda_call *call, vlai_text *out)
     vlai_text_puts(out, "));\n}\n");
 }
 
-/* Machine code of the source, from disk or from the compiler. A cache that cannot be written is no error. */
+/* Machine code of the source, from disk or from the compiler. */
 static vla_status code_of(const vlai_text *source, int arch, void **code, size_t *size, vla_error *err)
 {
     char name[64], path[PATH];
     snprintf(name, sizeof name, "chain-%016" PRIx64 "-sm%d-%d.cubin", (uint64_t)XXH64(source->data, source->size, 0), arch, vlai_nvrtc_version());
     bool kept = vlai_cache_path(name, path, sizeof path);
-    if (kept && vlai_is_file(path) && vlai_read_file(path, 0, (char **)code, size, NULL) == VLA_OK)
-        return VLA_OK;
+    if (kept && vlai_cache_read(path, code, size))
+        return VLA_OK; /* the driver is told no size, and goes where the bytes lead it */
     VLA_TRY(vlai_nvrtc_compile(source->data, arch, code, size, err));
     if (kept)
-        vlai_write_file_atomic(path, *code, *size, NULL);
+        vlai_cache_write(path, *code, *size);
     return VLA_OK;
 }
 

@@ -149,11 +149,13 @@ static void measure(const vla_graph *g, lifetimes *l)
     mark_results(g, l);
 }
 
-/* Does the op allow its result 0 to be written over every operand that shares bytes with `root`? */
-static bool allows(const lifetimes *l, const vlai_node *node, vla_value root)
+/* Does the op allow its result 0 to be written over every operand that shares bytes with `root`? Not where element i of the one
+ * is not element i of the other: a factor a row in fp32 has as many bytes as a result of two columns in bf16. */
+static bool allows(const vla_graph *g, const lifetimes *l, const vlai_node *node, vla_value root)
 {
     for (int i = 0; i < node->n_inputs; i++)
-        if (node->inputs[i] != VLA_NONE && root_of(l, node->inputs[i]) == root && !(overwrites(node) >> i & 1))
+        if (node->inputs[i] != VLA_NONE && root_of(l, node->inputs[i]) == root &&
+            (!(overwrites(node) >> i & 1) || g->values[node->inputs[i]].elements != g->values[node->outputs[0]].elements))
             return false;
     return true;
 }
@@ -171,7 +173,7 @@ static vla_value dying_operand(const vla_graph *g, const lifetimes *l, size_t n)
         if (v == VLA_NONE)
             continue;
         int32_t root = root_of(l, v);
-        if (g->values[root].kind == VLAI_TEMP && l->last[root] == (int32_t)n && allows(l, node, root) &&
+        if (g->values[root].kind == VLAI_TEMP && l->last[root] == (int32_t)n && allows(g, l, node, root) &&
             bytes_of(&g->values[root]) == bytes_of(&g->values[node->outputs[0]]))
             return v;
     }
@@ -475,7 +477,7 @@ static bool may_overwrite(const vla_graph *g, const lifetimes *views, int32_t n,
 {
     if (n < 0 || (size_t)n >= g->n_nodes || views->last[a] != n || g->nodes[n].outputs[0] != result)
         return false;
-    return overwrites(&g->nodes[n]) && allows(views, &g->nodes[n], a);
+    return overwrites(&g->nodes[n]) && allows(g, views, &g->nodes[n], a);
 }
 
 /* Values placed inside a bucket: inside its bytes, apart from each other, made after it and before the first that reads it. */

@@ -1,11 +1,14 @@
 #include "test.h"
 
+#include "base/io.h"
 #include "base/memory.h"
 #include "base/pool.h"
 #include "base/rng.h"
 #include "base/text.h"
 
 #include <math.h>
+#include <stdlib.h>
+#include <string.h>
 
 /* Known answers of Random123's kat_vectors for philox4x32-10. */
 static void philox_known_answers(void **state)
@@ -65,6 +68,47 @@ static void pool_runs_each_tile_once(void **state)
     vlai_pool_destroy(pool);
 }
 
+/* What was written comes back; a file that is cut, longer, or another in one bit is as good as not there. */
+static void cached_files(void **state)
+{
+    (void)state;
+    char folder[] = "/tmp/vla-cached-XXXXXX", path[64];
+    vla_error err;
+    assert_non_null(mkdtemp(folder));
+    snprintf(path, sizeof path, "%s/none/file", folder);
+    vlai_cache_write(path, "abc", 3); /* there is no such folder */
+    snprintf(path, sizeof path, "%s/file", folder);
+    void *data;
+    size_t size;
+    assert_false(vlai_cache_read(path, &data, &size));
+    for (size_t length = 0; length < 20; length = length ? length * 19 : 1) {
+        char *whole;
+        size_t bytes;
+        vlai_cache_write(path, "abcdefghijklmnopqrst", length);
+        assert_true(vlai_cache_read(path, &data, &size));
+        assert_int_equal(size, length);
+        assert_memory_equal(data, "abcdefghijklmnopqrst", length);
+        vlai_free(data);
+        assert_ok(vlai_read_file(path, 0, &whole, &bytes, &err), err);
+        for (size_t cut = 0; cut < bytes; cut++) {
+            assert_ok(vlai_write_file_atomic(path, whole, cut, &err), err);
+            assert_false(vlai_cache_read(path, &data, &size));
+            whole[cut] ^= 4;
+            assert_ok(vlai_write_file_atomic(path, whole, bytes, &err), err);
+            assert_false(vlai_cache_read(path, &data, &size));
+            whole[cut] ^= 4;
+        }
+        char *longer = vlai_alloc(bytes + 1);
+        memcpy(longer, whole, bytes);
+        longer[bytes] = 0;
+        assert_ok(vlai_write_file_atomic(path, longer, bytes + 1, &err), err);
+        assert_false(vlai_cache_read(path, &data, &size));
+        vlai_free(longer);
+        vlai_free(whole);
+    }
+    assert_ok(vlai_remove_tree(folder, &err), err);
+}
+
 static void nearest_word(void **state)
 {
     (void)state;
@@ -80,6 +124,7 @@ int main(void)
         cmocka_unit_test(normal_moments_and_splits),
         cmocka_unit_test(pool_runs_each_tile_once),
         cmocka_unit_test(nearest_word),
+        cmocka_unit_test(cached_files),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

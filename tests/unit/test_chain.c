@@ -116,8 +116,38 @@ static void limits(void **state)
     vla_plan_destroy(plan);
 }
 
+/* A factor a row that dies in a chain is not what the result is written over, however many bytes both have; a matrix is. */
+static void in_place(void **state)
+{
+    (void)state;
+    for (int64_t cols = 1; cols < 5; cols++)
+        for (int matrix = 0; matrix < 2; matrix++) {
+            vla_error err;
+            vla_graph *g;
+            vla_plan *plan;
+            vla_plan_options o = VLA_PLAN_OPTIONS_DEFAULT;
+            o.numerics = VLA_BF16_MASTER;
+            o.fuse = VLA_FUSE_MODEL;
+            o.layout = VLA_MEMORY_LIFETIMES;
+            assert_ok(vla_graph_create(&g, &err), err);
+            vla_value n = vla_graph_input(g, "n", VLA_COMPUTE, 2, (int64_t[]){ROWS, cols}), f = vla_graph_input(g, "f", VLA_PRECISE, 2, (int64_t[]){ROWS, 3});
+            vla_value x = matrix ? vla_concat_rows(g, vla_slice_rows(g, n, 3, 4), vla_slice_rows(g, n, 0, 3)) : n;
+            vla_graph_name(g, vla_scale(g, vla_mul_rows(g, x, vla_row_sum(g, f)), 0.75), "y");
+            assert_ok(vla_plan_build(g, &o, &plan, &err), err);
+            const vla_graph *made = plan->graph;
+            const vlai_node *chain = &made->nodes[made->n_nodes - 1];
+            assert_int_equal(chain->op, VLAI_OP_chain);
+            assert_int_equal(vlai_value(made, chain->inputs[1])->elements, ROWS);
+            assert_int_equal(vlai_value(made, chain->inputs[1])->dtype, VLA_F32);
+            int32_t root = plan->memory.root[chain->outputs[0]];
+            assert_true(root != plan->memory.root[chain->inputs[1]]);
+            assert_int_equal(root == plan->memory.root[chain->inputs[0]], matrix);
+            vla_plan_destroy(plan);
+        }
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(same_bits), cmocka_unit_test(limits)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(same_bits), cmocka_unit_test(limits), cmocka_unit_test(in_place)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
