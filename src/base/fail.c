@@ -49,7 +49,7 @@ vla_status vlai_hint(vla_error *err, vla_status status, const char *format, ...)
 
 vla_status vlai_prefix(vla_error *err, vla_status status, const char *format, ...)
 {
-    if (err) {
+    if (err && status != VLA_OK) { /* else nobody has written a message */
         char old[sizeof err->message];
         memcpy(old, err->message, sizeof old);
         va_list args;

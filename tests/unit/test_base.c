@@ -1,5 +1,6 @@
 #include "test.h"
 
+#include "base/fail.h"
 #include "base/io.h"
 #include "base/memory.h"
 #include "base/pool.h"
@@ -68,6 +69,19 @@ static void pool_runs_each_tile_once(void **state)
     vlai_pool_destroy(pool);
 }
 
+/* The place goes before a failure's message; where there is none, nothing is touched. */
+static void prefixes(void **state)
+{
+    (void)state;
+    vla_error err = VLA_ERROR_INIT;
+    memset(err.message, 'x', sizeof err.message);
+    assert_int_equal(vlai_prefix(&err, VLA_OK, "node %d", 3), VLA_OK);
+    assert_true(err.message[0] == 'x' && err.message[sizeof err.message - 1] == 'x');
+    assert_int_equal(vlai_prefix(&err, vlai_fail(&err, VLA_E_SHAPE, "too wide"), "node %d", 3), VLA_E_SHAPE);
+    assert_string_equal(err.message, "node 3: too wide");
+    assert_int_equal(vlai_prefix(NULL, VLA_E_SHAPE, "node %d", 3), VLA_E_SHAPE);
+}
+
 /* What was written comes back; a file that is cut, longer, or another in one bit is as good as not there. */
 static void cached_files(void **state)
 {
@@ -125,6 +139,7 @@ int main(void)
         cmocka_unit_test(pool_runs_each_tile_once),
         cmocka_unit_test(nearest_word),
         cmocka_unit_test(cached_files),
+        cmocka_unit_test(prefixes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
