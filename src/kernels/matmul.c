@@ -56,13 +56,19 @@ static int launches_of(const vlai_cuda_context *context, const vlai_gemm_shape *
     return n > 0 ? n : 1;
 }
 
+/* Is there nothing to multiply? */
+static bool is_empty(const vlai_gemm_shape *s)
+{
+    return s->m == 0 || s->n == 0 || s->k == 0;
+}
+
 /* The algorithm of a product: one that was chosen before, else by timing when that is wanted. */
 static vla_status choose(const vlai_cuda_context *context, const vlai_cuda_call *call, const vlai_gemm_shape *s, vlai_gemm *gemm,
                          vla_error *err)
 {
     vlai_gemm_choice choice, near[NEAR];
     vlai_gemm_operands o = operands_of(call);
-    if (!context->search || s->m == 0 || s->n == 0)
+    if (!context->search || is_empty(s))
         return VLA_OK;
     if (vlai_gemm_choices_find(context->choices, s, &choice) && vlai_cublaslt_choice_set(gemm, &choice) == 0)
         return VLA_OK;
@@ -139,6 +145,8 @@ static vla_status prepare(const vlai_cuda_context *context, vlai_cuda_call *call
     if (!p)
         return vlai_nomem(err, sizeof *p);
     size_t most = call->workspace_bytes < WORKSPACE ? call->workspace_bytes : WORKSPACE;
+    if (s.sums && is_empty(&s))
+        return make_apart(context, call, s, most, p, err);
     int code = vlai_cublaslt_prepare(context->cublaslt, &s, most, &p->gemm);
     if (code && !s.sums)
         return no_algorithm(&s, code, err);
@@ -183,7 +191,7 @@ bool vlai_cuda_matmul_will_search(const vlai_cuda_context *context)
     for (size_t i = 0; context->search && i < context->n_calls; i++)
         if (context->calls[i].node->op == VLAI_OP_matmul) {
             vlai_gemm_shape s = shape_of(&context->calls[i]);
-            if (s.m && s.n && !vlai_gemm_choices_find(context->choices, &s, &choice))
+            if (!is_empty(&s) && !vlai_gemm_choices_find(context->choices, &s, &choice))
                 return true;
         }
     return false;

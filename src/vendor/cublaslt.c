@@ -46,6 +46,7 @@ struct vlai_gemm {
     cublasLtMatrixLayout_t first, second, result; /* column-major: first is our b, second our a */
     cublasLtMatmulAlgo_t algorithm;
     size_t workspace, most_workspace;
+    size_t zeros; /* bytes of a result that is a sum of nothing */
     int empty, bias, residual, multiprocessors;
 };
 
@@ -108,7 +109,8 @@ int vlai_cublaslt_prepare(void *handle, const vlai_gemm_shape *s, size_t workspa
     g->residual = s->residual;
     g->multiprocessors = s->multiprocessors;
     g->most_workspace = workspace;
-    g->empty = s->m == 0 || s->n == 0;
+    g->empty = s->m == 0 || s->n == 0 || (s->k == 0 && !s->bias && !s->residual && !s->sums);
+    g->zeros = g->empty ? (size_t)(s->m * s->n) * vla_dtype_size(s->result) : 0;
     if (g->empty)
         return 0;
     if (s->k == 0 || (s->bias && s->sums))
@@ -178,7 +180,9 @@ static cublasStatus_t launch(const vlai_gemm *g, const cublasLtMatmulAlgo_t *alg
 
 int vlai_cublaslt_run(const vlai_gemm *g, const vlai_gemm_operands *o, void *workspace, void *stream)
 {
-    return g->empty ? 0 : (int)launch(g, &g->algorithm, g->workspace, o, workspace, stream);
+    if (!g->empty)
+        return (int)launch(g, &g->algorithm, g->workspace, o, workspace, stream);
+    return g->zeros && vlai_device_zero(o->c, g->zeros, stream) ? (int)CUBLAS_STATUS_EXECUTION_FAILED : 0;
 }
 
 typedef struct {

@@ -41,7 +41,8 @@ int vlai_cublaslt_open(void **handle);
 void vlai_cublaslt_close(void *handle);
 size_t vlai_cublaslt_version(void);
 /* Descriptors, with the heuristic's first algorithm that fits `workspace` bytes. 0, or the library's status;
- * CUBLAS_STATUS_NOT_SUPPORTED (15) when there is none. */
+ * CUBLAS_STATUS_NOT_SUPPORTED (15) when there is none, as for sums, a bias or a residual beside a product over no columns (k = 0), which
+ * by itself is zeros. */
 int vlai_cublaslt_prepare(void *handle, const vlai_gemm_shape *shape, size_t workspace, vlai_gemm **out);
 void vlai_cublaslt_release(vlai_gemm *gemm);
 int vlai_cublaslt_run(const vlai_gemm *gemm, const vlai_gemm_operands *operands, void *workspace, void *stream);
