@@ -1,6 +1,7 @@
 /* Every implementation of attention on the device against the CPU twin, in segments of awkward lengths.
  *
- *     test_cuda_attention [NAME...]      only the implementations named: windows groups cudnn segments tiles plain plain32
+ *     test_cuda_attention [--short] [I/N] [NAME...]      only the implementations named: windows groups cudnn segments tiles plain plain32;
+ *                                                        the I-th of N shares of the problems (gpu/parts.h)
  *
  * What may be wrong follows from what is rounded. Each result is a sum of terms; before the sum, a factor of each term (p, or
  * ds = p (dp - delta)) is rounded to the stored type, and the sum once more when it is stored: for bf16 by at most 2^-8, in
@@ -39,16 +40,16 @@ typedef struct sums {
 } sums;
 
 static struct vlai_cudnn *cudnn;
-static int argc_;
-static char **argv_;
+static const char *const *names; /* of implementations, which alone are wanted, if any */
+static int n_names;
 static long used[16]; /* cases by implementation */
 
 static int wanted(const char *name)
 {
-    for (int i = 1; i < argc_; i++)
-        if (strcmp(argv_[i], name) == 0)
+    for (int i = 0; i < n_names; i++)
+        if (strcmp(names[i], name) == 0)
             return 1;
-    return argc_ < 2;
+    return n_names == 0;
 }
 
 typedef struct tables {
@@ -258,7 +259,7 @@ static int run_by(int which, op_case *c, void **out)
     vla_error err;
     if (vlai_cuda_attention_prepare(&context, &call, &err) != VLA_OK)
         fail("preparing fails"), ok = 0;
-    for (int run = 0; ok && run < (fast ? 1 : 2); run++) {
+    for (int run = 0; ok && run < (fast || test_parts.brief ? 1 : 2); run++) {
         code = vlai_cuda_attention_by(which, &call);
         if (code == -1)
             break;
@@ -515,8 +516,14 @@ static const struct {
 
 int main(int argc, char **argv)
 {
-    argc_ = argc;
-    argv_ = argv;
+    const char *named[16];
+    names = named;
+    for (int i = 1; i < argc; i++) {
+        if (!strcmp(argv[i], "--short"))
+            test_parts.brief = true;
+        else if (!parts_share(argv[i]) && n_names < (int)(sizeof named / sizeof *named))
+            named[n_names++] = argv[i];
+    }
     vlai_device_info info;
     int code = vlai_device_select(0, &info);
     if (code || (code = vlai_device_stream_create(&test_state.stream))) {
@@ -535,10 +542,10 @@ int main(int argc, char **argv)
                                  .front = layouts[l].front, .back = layouts[l].back};
                     memcpy(p.length, layouts[l].length, sizeof p.length);
                     p.cudnn = l % 2 && (s == 7 || (causal ? s == 1 : s == 0)) && (packed || l == 3);
-                    if (packed || s < 2)
+                    if ((packed || s < 2) && in_share())
                         check(&p);
                     p.dtype = VLA_F32;
-                    if (packed && l < 6 && s < 4)
+                    if (packed && l < 6 && s < 4 && in_share())
                         check(&p);
                 }
     for (int i = 0; vlai_cuda_attention_name(i); i++)

@@ -1,6 +1,6 @@
 /* Every operation on the device against its CPU twin, at awkward shapes (tests/gpu/cuda_test.h says what is wanted).
  *
- *     test_cuda_ops [NAME...]      only the families named: elementwise norm rope rows reduce loss image optim attention matmul chain
+ *     test_cuda_ops [--list] [--short] [NAME[:I/N]...]      parts are families of operations, their cases can be shared out (gpu/parts.h)
  *
  * Prints "N passed, N failed"; exit code 0 when nothing failed. */
 #include "gpu/cuda_test.h"
@@ -667,19 +667,41 @@ static void matmul(void)
                         if (ta)
                             product(&context, t, ta, tb, m, 136, k, 0, 0, 1);
                     }
+    static const int64_t nothing[][3] = {{0, 136, 16}, {8, 0, 16}, {8, 136, 0}, {0, 0, 0}};
+    EACH_TYPE(t)
+        for (int ta = 0; ta < 2; ta++)
+            for (int tb = 0; tb < 2; tb++)
+                for (size_t i = 0; i < sizeof nothing / sizeof *nothing; i++)
+                    for (int sums = 0; sums <= ta; sums++)
+                        product(&context, t, ta, tb, nothing[i][0], nothing[i][1], nothing[i][2], 0, 0, sums);
     vlai_cublaslt_close(context.cublaslt);
+}
+
+static struct {
+    long passed, failed;
+    double began;
+} family;
+
+static void tell_family(const char *name)
+{
+    printf("%-12s %5ld passed, %ld failed, %.1f s\n", name, test_state.passed - family.passed, test_state.failed - family.failed,
+           vlai_now() - family.began);
+    fflush(stdout);
+    family.passed = test_state.passed;
+    family.failed = test_state.failed;
+    family.began = vlai_now();
 }
 
 int main(int argc, char **argv)
 {
-    static const struct {
-        const char *name;
-        void (*run)(void);
-    } families[] = {{"elementwise", elementwise}, {"norm", norm},   {"rope", rope},   {"rows", rows},           {"reduce", reduce},
+    static const test_part families[] = {{"elementwise", elementwise}, {"norm", norm},   {"rope", rope},   {"rows", rows},           {"reduce", reduce},
                     {"loss", loss},               {"image", image}, {"optim", optim}, {"attention", attention}, {"matmul", matmul}, {"chain", chain}};
-    int count = 0;
+    enum { FAMILIES = sizeof families / sizeof *families };
+    int count = 0, code;
     vlai_device_info info = {0};
-    int code = vlai_device_count(&count);
+    if (!parts_begin(argc, argv, families, FAMILIES, &code))
+        return code;
+    code = vlai_device_count(&count);
     if (!code && count)
         code = vlai_device_select(0, &info);
     if (code || !count) {
@@ -690,18 +712,8 @@ int main(int argc, char **argv)
     if (!DEVICE(vlai_device_stream_create(&test_state.stream)))
         return 2;
     printf("%s, compute capability %d.%d\n", info.name, info.major, info.minor);
-    for (size_t f = 0; f < sizeof families / sizeof *families; f++) {
-        int wanted = argc < 2;
-        for (int i = 1; i < argc; i++)
-            wanted |= !strcmp(argv[i], families[f].name);
-        if (!wanted)
-            continue;
-        long passed = test_state.passed, failed = test_state.failed;
-        double began = vlai_now();
-        families[f].run();
-        printf("%-12s %5ld passed, %ld failed, %.1f s\n", families[f].name, test_state.passed - passed, test_state.failed - failed, vlai_now() - began);
-        fflush(stdout);
-    }
+    family.began = vlai_now();
+    parts_run(argc, argv, families, FAMILIES, tell_family);
     vlai_device_stream_destroy(test_state.stream);
     printf("%ld passed, %ld failed\n", test_state.passed, test_state.failed);
     return test_state.failed > 0;
