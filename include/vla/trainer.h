@@ -206,7 +206,8 @@ typedef struct vla_trainer_options {
 /* Memory in bytes, for the table printed before the first step. */
 typedef struct vla_trainer_memory {
     vla_plan_memory plan; /* of the largest plan so far; weights, gradients, optimizer of the store */
-    size_t executor;      /* arena and kernel scratch that are really held */
+    size_t executor;      /* arena and kernel scratch that are really held: of a host's arena, and in plan.activations, the pages that
+                             values lie on */
     size_t snapshot;      /* staging of checkpoints */
 } vla_trainer_memory;
 

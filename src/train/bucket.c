@@ -6,6 +6,7 @@
 #include "base/text.h"
 #include "exec/executor.h"
 #include "exec/shard.h"
+#include "exec/touched.h"
 #include "optim/settings.h"
 #include "pass/pass.h"
 #include "train/device.h"
@@ -430,6 +431,21 @@ vla_status vlai_plans_norms(vlai_plans *p, const int *group, int groups, double 
 vlai_plans_use vlai_plans_used(const vlai_plans *p)
 {
     return p->use;
+}
+
+vla_status vlai_plans_touched(const vlai_plans *p, size_t *bytes, vla_error *err)
+{
+    vlai_touched t = {0};
+    vla_status status = VLA_OK;
+    for (size_t i = 0; status == VLA_OK && i < p->count; i++)
+        if (p->buckets[i].plan)
+            status = vlai_touched_add(&t, p->buckets[i].plan, err);
+    for (size_t i = 0; status == VLA_OK && i < p->update_count; i++)
+        if (p->updates[i].plan)
+            status = vlai_touched_add(&t, p->updates[i].plan, err);
+    *bytes = vlai_touched_bytes(&t);
+    vlai_touched_fini(&t);
+    return status;
 }
 
 vla_plan_memory vlai_plans_memory(const vlai_plans *p)

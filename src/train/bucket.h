@@ -63,6 +63,8 @@ typedef struct vlai_plans_use {
     size_t arena, live;
 } vlai_plans_use;
 vlai_plans_use vlai_plans_used(const vlai_plans *plans);
+/* Bytes of the host's arena that the plans made so far use: exec/touched.h. */
+vla_status vlai_plans_touched(const vlai_plans *plans, size_t *bytes, vla_error *err);
 /* The largest of each kind over the plans made so far. */
 vla_plan_memory vlai_plans_memory(const vlai_plans *plans);
 

@@ -460,6 +460,8 @@ static size_t memory_of(const vlai_preflight *p, int row)
     return value;
 }
 
+enum { SMALL = 1000000000 /* bytes of a run below which what is not counted may be more than 2 % of it */ };
+
 static void print_memory(const vlai_preflight *p, vlai_text *out)
 {
     vlai_text_puts(out, "\nmemory of the run, anonymous, decimal MB\n");
@@ -467,6 +469,8 @@ static void print_memory(const vlai_preflight *p, vlai_text *out)
         if (!p->memory.device.total || memory_of(p, i))
             vlai_text_printf(out, "  %-24s %12.1f\n", memory_rows[i].name, 1e-6 * (double)memory_of(p, i));
     vlai_text_printf(out, "  %-24s %12.1f\n", "available now", 1e-6 * (double)p->available);
+    if (p->memory.total < SMALL)
+        vlai_text_puts(out, "  (threads and plans keep 3 to 15 MB of their own beside these)\n");
     if (!p->memory.device.total)
         return;
     vlai_text_puts(out, "\ndevice memory of the run, decimal MB\n");

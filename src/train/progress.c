@@ -75,13 +75,13 @@ void vlai_memory_table(const vla_trainer_memory *m, vlai_text *out)
         size_t bytes;
     } rows[] = {{"weights", m->plan.weights},
                 {"gradients", m->plan.gradients},
-                {"optimizer state", m->plan.optimizer},
-                {"batch inputs", m->plan.inputs},
+                {"optimizer", m->plan.optimizer},
                 {"activations", m->plan.activations},
-                {"workspace", m->executor > m->plan.inputs + m->plan.activations ? m->executor - m->plan.inputs - m->plan.activations : 0},
+                {"inputs", m->plan.inputs},
+                {"kernel scratch", m->executor > m->plan.inputs + m->plan.activations ? m->executor - m->plan.inputs - m->plan.activations : 0},
                 {"checkpoint snapshot", m->snapshot}};
     size_t total = 0;
-    vlai_text_puts(out, "memory of the first batch's plan, MB:\n");
+    vlai_text_puts(out, "memory of the first batch's plan, MB, as vla preflight counts, without the program's own and samples read ahead:\n");
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         vlai_text_printf(out, "  %-20s %12.1f\n", rows[i].name, 1e-6 * (double)rows[i].bytes);
         total += rows[i].bytes;

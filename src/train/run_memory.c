@@ -5,61 +5,13 @@
 #include "ckpt/ckpt.h"
 #include "exec/plan.h"
 #include "exec/store.h"
+#include "exec/touched.h"
 #include "pass/pass.h"
 #include "train/device.h"
 
 #include <stdint.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-enum { PAGE = 4096 };
-
-/* ---- pages that a plan's buffers lie on ---- */
-
-typedef struct span {
-    size_t first, end; /* in pages */
-} span;
-
-typedef struct spans {
-    span *items;
-    size_t count, capacity;
-} spans;
-
-static vla_status add_plan(spans *s, const vla_plan *plan, vla_error *err)
-{
-    for (size_t v = 0; v < plan->memory.n_values; v++) {
-        const vlai_value_info *info = vlai_value(plan->graph, (vla_value)v);
-        size_t bytes = (size_t)info->elements * vla_dtype_size(info->dtype);
-        if (plan->memory.offset[v] < 0 || !bytes)
-            continue;
-        VLA_TRY(vlai_reserve((void **)&s->items, &s->capacity, s->count, sizeof *s->items, err));
-        size_t first = (size_t)plan->memory.offset[v];
-        s->items[s->count++] = (span){first / PAGE, (first + bytes + PAGE - 1) / PAGE};
-    }
-    return VLA_OK;
-}
-
-static int by_first(const void *a, const void *b)
-{
-    size_t x = ((const span *)a)->first, y = ((const span *)b)->first;
-    return (x > y) - (x < y);
-}
-
-static size_t touched_bytes(spans *s)
-{
-    size_t pages = 0, reached = 0;
-    if (s->count)
-        qsort(s->items, s->count, sizeof *s->items, by_first);
-    for (size_t i = 0; i < s->count; i++) {
-        size_t first = s->items[i].first > reached ? s->items[i].first : reached;
-        if (s->items[i].end > first) {
-            pages += s->items[i].end - first;
-            reached = s->items[i].end;
-        }
-    }
-    return pages * PAGE;
-}
 
 /* ---- plans ---- */
 
@@ -81,7 +33,7 @@ typedef struct planner {
     vla_plan_options options;
     vla_gradient_status *status;
     void *shape;
-    spans spans;
+    vlai_touched touched;
     size_t shared, per_thread, widen; /* scratch, largest of the plans */
     size_t snapshots;                 /* of all ranks of this host */
     vlai_plan_need need;              /* the same on a device, with the arena */
@@ -98,7 +50,7 @@ static vla_status note_plan(planner *p, vla_graph *graph, vla_error *err)
 {
     vla_plan *plan;
     VLA_TRY(vla_plan_build(graph, &p->options, &plan, err));
-    vla_status status = add_plan(&p->spans, plan, err);
+    vla_status status = vlai_touched_add(&p->touched, plan, err);
     p->out->inputs = larger(p->out->inputs, plan->bytes.inputs);
     p->out->arena = larger(p->out->arena, plan->memory.arena_bytes);
     p->shared = larger(p->shared, plan->workspace);
@@ -197,7 +149,7 @@ static void add_host(planner *p)
     vlai_run_memory *m = p->out;
     long processors = sysconf(_SC_NPROCESSORS_ONLN);
     size_t threads = p->settings->threads > 0 ? (size_t)p->settings->threads : processors > 0 ? (size_t)processors : 1;
-    size_t touched = touched_bytes(&p->spans);
+    size_t touched = vlai_touched_bytes(&p->touched);
     m->inputs = m->inputs < touched ? m->inputs : touched;
     m->activations = touched - m->inputs;
     m->workspace = p->shared + p->widen + threads * p->per_thread;
@@ -232,7 +184,7 @@ static vla_status plan_once(planner *p, void *const *slots, vla_error *err)
 {
     vlai_run_memory *m = p->out;
     *m = (vlai_run_memory){.loader = m->loader, .process = m->process, .recompute = p->options.recompute};
-    p->spans.count = p->shared = p->per_thread = p->widen = 0;
+    p->touched.count = p->shared = p->per_thread = p->widen = 0;
     p->need = (vlai_plan_need){0};
     memset(p->status, 0, vla_store_count(p->store) * sizeof *p->status);
     VLA_TRY(plan_all(p, slots, err));
@@ -285,7 +237,7 @@ vla_status vlai_run_memory_plan(const vla_model *model, const vla_adamw_options 
     }
     add_snapshot(&p, available);
 done:
-    vlai_free(p.spans.items);
+    vlai_touched_fini(&p.touched);
     vlai_free(p.shape);
     vlai_free(p.status);
     vla_store_destroy(p.store);

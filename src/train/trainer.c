@@ -11,6 +11,7 @@
 #include "dist/comm.h"
 #include "dist/group.h"
 #include "exec/device_facts.h"
+#include "exec/executor.h"
 #include "exec/store.h"
 #include "optim/settings.h"
 
@@ -430,6 +431,12 @@ vla_status vla_trainer_prepare(vla_trainer *t, vla_trainer_memory *memory, vla_e
     memory->plan.gradients = bytes[VLA_STORE_GRADIENT];
     memory->plan.optimizer = bytes[VLA_STORE_M] + bytes[VLA_STORE_V] + bytes[VLA_STORE_LOW];
     memory->executor = vla_executor_bytes(t->executor);
+    if (!t->on_device) { /* as vla preflight counts */
+        size_t touched, arena = t->executor->arena_bytes;
+        VLA_TRY(vlai_plans_touched(t->plans, &touched, err));
+        memory->plan.activations = touched > memory->plan.inputs ? touched - memory->plan.inputs : 0;
+        memory->executor -= arena > touched ? arena - touched : 0;
+    }
     memory->snapshot = vlai_ckpt_staging(vlai_ckpt_host_share(t->store, t->group, t->rank)) ? vlai_ckpt_share(t->store, t->rank) : 0;
     return VLA_OK;
 }
