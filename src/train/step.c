@@ -451,7 +451,11 @@ vla_status vlai_step_begin(vla_trainer *t, vla_error *err)
     f->stall = t->stall;
     t->stall = 0;
     t->flight_count++;
-    return t->on_device ? VLA_OK : collect(t, f, err); /* a CPU has done it, and keeps the results of one run */
+    if (t->on_device)
+        return VLA_OK;
+    VLA_TRY(collect(t, f, err)); /* a CPU has done it, and keeps the results of one run */
+    f->ended = vlai_now();
+    return VLA_OK;
 }
 
 vla_status vlai_step_end(vla_trainer *t, vla_record *r, vla_error *err)

@@ -472,7 +472,7 @@ static void smooth_record(vla_trainer *t, vla_record *r)
 static void fill_record(vla_trainer *t, vla_record *r)
 {
     const vla_trainer_options *o = &t->options;
-    double now = vlai_now();
+    double now = t->on_device ? vlai_now() : t->flights[t->flight_count].ended; /* vlai_step_end has put the flight there */
     r->steps = total_steps(t);
     r->epochs = o->epochs;
     r->iterations = t->epoch_samples / (o->batch * t->world);

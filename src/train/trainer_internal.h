@@ -44,6 +44,7 @@ typedef struct vlai_flight {
     bool collected;    /* its results are in `sums` */
     bool finite;
     double weight, stall, flops;
+    double ended;      /* on a CPU: when its work was done, which is before the next step is begun */
     vlai_sums sums;    /* of its micro-batches; on rank 0 of all ranks' once they are joined */
     vlai_micro *micro; /* of several ranks: this one's */
     char culprit[160]; /* what was not finite here */

@@ -10,6 +10,7 @@
 #include "base/io.h"
 #include "base/json.h"
 #include "base/text.h"
+#include "base/time.h"
 #include "vla/log.h"
 
 #include <unistd.h>
@@ -568,6 +569,43 @@ static void ahead_ends_at_the_same_step(void **state)
     assert_fails(train(&plain, &o, &err), VLA_E_INVALID, err, "one micro-batch, not 2");
 }
 
+static vla_status slow_fill(void *user, const void *shape, void *const *slots, int64_t count, vla_run *run, vla_error *err)
+{
+    nanosleep(&(struct timespec){.tv_nsec = 3000000}, NULL);
+    return toy_fill(user, shape, slots, count, run, err);
+}
+
+/* A CPU does the work of a step when it is begun: that, and not the moment at which it is reported, is its time, and all of
+ * them together are no more than the run's. */
+static void times_are_those_of_the_steps(void **state)
+{
+    (void)state;
+    for (int ahead = 0; ahead < 2; ahead++) {
+        vla_error err = VLA_ERROR_INIT;
+        vla_model model = toy_model(&plain);
+        vla_samples samples = toy_samples(&plain, 50);
+        vla_trainer_options o = toy_options(at(ahead ? "times1" : "times0"));
+        vla_trainer *t;
+        model.fill = slow_fill;
+        o.steps = 7;
+        o.whole_step = o.ahead = ahead;
+        o.report = see;
+        seen_count = 0;
+        assert_ok(vla_trainer_create(&model, &samples, NULL, &o, &t, &err), err);
+        double began = vlai_now(), sum = 0;
+        assert_ok(vla_trainer_run(t, &err), err);
+        double whole = vlai_now() - began;
+        vla_trainer_destroy(t);
+        assert_int_equal(seen_count, 7);
+        for (int i = 0; i < 7; i++) {
+            sum += seen[i].step_seconds;
+            if (!(seen[i].step_seconds >= 0.003))
+                fail_msg("ahead %d: step %d is said to have taken %g s, its batch alone takes 0.003", ahead, i + 1, seen[i].step_seconds);
+        }
+        assert_true(sum <= whole);
+    }
+}
+
 static volatile sig_atomic_t stop;
 
 static void stop_at_step_7(void *user, const vla_record *r)
@@ -891,6 +929,7 @@ int main(void)
         cmocka_unit_test(bad_gradients_are_skipped),
         cmocka_unit_test(orders_give_the_same_bits),
         cmocka_unit_test(ahead_ends_at_the_same_step),
+        cmocka_unit_test(times_are_those_of_the_steps),
         cmocka_unit_test(stops_on_request),
         cmocka_unit_test(a_stop_behind_trains_nothing),
         cmocka_unit_test(one_training_per_folder),
