@@ -132,7 +132,9 @@ vla_status vlai_norm_read(const char *path, const char *key, vlai_norm *out, vla
     json_t *root, *stats;
     VLA_TRY(vlai_json_load(path, &root, err));
     vla_status status = vlai_json_need(root, "norm_stats", JSON_OBJECT, path, &stats, err);
-    if (status == VLA_OK)
+    if (status != VLA_OK)
+        vlai_hint(err, status, "give a file that `vla norm-stats` has written");
+    else
         status = vlai_norm_parse(stats, key, path, out, err);
     json_decref(root);
     return status;

@@ -247,6 +247,18 @@ static bool ends_with(const char *text, const char *end)
     return n >= m && !strcmp(text + n - m, end);
 }
 
+/* Whether the first 8 bytes are text, and that text with blanks for the ends of lines. */
+static bool as_text(const uint8_t *bytes, char out[9])
+{
+    for (int i = 0; i < 8; i++) {
+        if ((bytes[i] < ' ' && !strchr("\t\n\r", bytes[i])) || bytes[i] == 0 || bytes[i] > '~')
+            return false;
+        out[i] = bytes[i] < ' ' ? ' ' : (char)bytes[i];
+    }
+    out[8] = 0;
+    return true;
+}
+
 /* Takes the file `name` in: from `memory`, or mapped when that is NULL. */
 static vla_status add_contents(vlai_safetensors *st, const char *name, const vlai_map *memory, vla_error *err)
 {
@@ -268,9 +280,14 @@ static vla_status add_contents(vlai_safetensors *st, const char *name, const vla
     uint64_t length = 0;
     for (int i = 0; i < 8; i++)
         length |= (uint64_t)f->map.data[i] << (8 * i);
-    if (length > HEADER_LIMIT)
-        return vlai_fail(err, VLA_E_FORMAT, "%s: the header claims %llu bytes, at most %d are read", f->path,
-                         (unsigned long long)length, HEADER_LIMIT);
+    if (length > HEADER_LIMIT) {
+        vla_status status = vlai_fail(err, VLA_E_FORMAT, "%s: the header claims %llu bytes, at most %d are read", f->path,
+                                      (unsigned long long)length, HEADER_LIMIT);
+        char begins[9];
+        return as_text(f->map.data, begins)
+                   ? vlai_hint(err, status, "it begins with the text '%s': give a safetensors file (a pointer of Git LFS and a saved web page are none)", begins)
+                   : vlai_hint(err, status, "give a safetensors file: its first 8 bytes are the length of its header");
+    }
     if (length > f->map.size - 8)
         return vlai_fail_hint(err, VLA_E_CORRUPT, "the file is cut short: copy or download it again",
                               "%s: the header claims %llu bytes, the file has only %zu after its length", f->path,

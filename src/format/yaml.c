@@ -412,6 +412,18 @@ static vla_status check_depth(const char *data, size_t size, const char *name, v
     return status;
 }
 
+/* Whether a ${ stands in this line. */
+static bool has_variable(const char *data, size_t size, size_t line)
+{
+    size_t i = 0;
+    for (; i < size && line > 0; i++)
+        line -= data[i] == '\n';
+    for (; i + 1 < size && data[i] != '\n'; i++)
+        if (data[i] == '$' && data[i + 1] == '{')
+            return true;
+    return false;
+}
+
 static vla_status compose(const char *data, size_t size, const char *name, int flags, tree *t, vla_error *err)
 {
     yaml_parser_t parser;
@@ -422,10 +434,22 @@ static vla_status compose(const char *data, size_t size, const char *name, int f
     vla_status status = VLA_OK;
     if (!yaml_parser_load(&parser, &document)) {
         bool memory = parser.error == YAML_MEMORY_ERROR;
-        size_t line = parser.problem_mark.line ? parser.problem_mark.line : parser.context_mark.line;
+        size_t line = parser.problem_mark.line ? parser.problem_mark.line : parser.context_mark.line, column = parser.problem_mark.column;
+        if (parser.error == YAML_READER_ERROR) { /* bytes that are no characters have an offset alone */
+            line = column = 0;
+            for (size_t i = 0; i < parser.problem_offset && i < size; i++, column++)
+                if (data[i] == '\n') {
+                    line++;
+                    column = (size_t)-1;
+                }
+        }
         status = vlai_fail(err, memory ? VLA_E_NOMEM : VLA_E_FORMAT, "%s:%zu:%zu: not valid YAML: %s%s%s", name, line + 1,
-                           parser.problem_mark.column + 1, parser.problem ? parser.problem : "out of memory",
+                           column + 1, parser.problem ? parser.problem : "out of memory",
                            parser.context ? ", " : "", parser.context ? parser.context : "");
+        if (parser.error == YAML_READER_ERROR)
+            vlai_hint(err, status, "save the file as UTF-8 text");
+        else if (!memory && has_variable(data, size, line))
+            vlai_hint(err, status, "inside { } and [ ] a ${NAME} must stand between quotation marks");
     } else {
         reader r = {&document, &t->arena, name, flags, 0, err};
         yaml_node_t *root = yaml_document_get_root_node(&document);

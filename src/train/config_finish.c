@@ -218,6 +218,47 @@ static vla_status sum_dims(const vlai_config *c, const char *key, const vlai_dim
     return VLA_OK;
 }
 
+static bool is_among(const char *name, const char *const *names, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        if (!strcmp(names[i], name))
+            return true;
+    return false;
+}
+
+/* Maps by view hold more views than a data set has, on purpose; an entry that no camera uses beside a camera that has none is
+ * more likely a slip. So are two cameras of one view: the prompt calls both by its name. */
+static vla_status check_views(vlai_config *c, vla_error *err)
+{
+    char where[WHERE_SIZE];
+    const vlai_words *views = &c->keys.camera;
+    const struct {
+        const char *key, *without;
+        const char *const *names;
+        size_t count;
+    } maps[] = {
+        {"data.resolution", "its pictures keep their size", c->data.resolution.names, c->data.resolution.count},
+        {"data.camera_name_mapping", "it has its own name in the prompt", c->data.camera_name_mapping.names, c->data.camera_name_mapping.count},
+    };
+    for (size_t m = 0; m < 2; m++) {
+        const char *unused = NULL, *lacks = NULL;
+        for (size_t i = 0; i < maps[m].count; i++)
+            if (!is_among(maps[m].names[i], views->values, views->count))
+                unused = maps[m].names[i];
+        for (size_t i = 0; i < views->count; i++)
+            if (!is_among(views->values[i], maps[m].names, maps[m].count))
+                lacks = views->values[i];
+        if (unused && lacks && is_set(c, maps[m].key))
+            VLA_TRY(vlai_config_notice(c, err, "%s: no camera of data.key_mappings.camera is '%s', and '%s' has no entry: %s",
+                                       vlai_config_where(c, maps[m].key, where, sizeof where), unused, lacks, maps[m].without));
+    }
+    for (size_t i = 1; i < views->count; i++)
+        if (is_among(views->values[i], views->values, i))
+            VLA_TRY(vlai_config_notice(c, err, "%s: more than one camera is '%s': the prompt calls all of them so",
+                                       vlai_config_where(c, "data.key_mappings.camera", where, sizeof where), views->values[i]));
+    return VLA_OK;
+}
+
 static vla_status check_values(vlai_config *c, vla_error *err)
 {
     char where[WHERE_SIZE];
@@ -237,6 +278,7 @@ static vla_status check_values(vlai_config *c, vla_error *err)
         if (c->data.resolution.values[i] == 0)
             return vlai_fail(err, VLA_E_INVALID, "%s: %s is 0, wanted a side in pixels, or -1 to keep the picture's",
                              vlai_config_where(c, "data.resolution", where, sizeof where), c->data.resolution.names[i]);
+    VLA_TRY(check_views(c, err));
     if (c->scheduler.scheduler_type == VLAI_SCHEDULER_COSINE && c->scheduler.num_training_steps > 0 &&
         c->scheduler.num_warmup_steps > c->scheduler.num_training_steps)
         VLA_TRY(vlai_config_notice(c, err, "%s is %lld, more than num_training_steps %lld: the rate rises until the run ends",

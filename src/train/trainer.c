@@ -194,7 +194,9 @@ static vla_status lock_run_folder(vla_trainer *t, vla_error *err)
     vla_status status = VLA_OK;
     if (t->rank > 0)
         return vlai_ranks_see_folder(t, err);
-    VLA_TRY(vlai_mkdirs(run, err));
+    status = vlai_mkdirs(run, err);
+    if (status != VLA_OK)
+        return vlai_hint(err, status, "checkpoint.save_path names the folder of the run: choose one that can be made and written to");
     status = vlai_lock_dir(run, ".lock", &t->run_lock, err);
     return status == VLA_E_INVALID ? vlai_hint(err, status, "another training writes to this run folder: wait for its end, stop it, "
                                                             "or choose another checkpoint.save_path")

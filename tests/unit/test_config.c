@@ -224,6 +224,8 @@ static void errors_name_file_line_and_key(void **state)
         {"data: {\n", 2, "not valid YAML", NULL},
         {"---\nmodel_type: qwen2_5\n", 2, "t.yml:2: a second document begins", NULL},
         {"data: *nowhere\n", 2, "not valid YAML", NULL},
+        {"data:\n  lerobot_config: {repo_id: ${NAME}}\n", 2, "t.yml:3:30: not valid YAML", "a ${NAME} must stand between quotation marks"},
+        {"data: {\n# a caf\xe9\n", 2, "t.yml:3:8: not valid YAML", "save the file as UTF-8"},
         {"data: &a\n  lerobot_config: *a\n", 2, "levels deep", NULL},
         {"checkpoint:\n  save_path: ${VLA_TEST_UNSET}\n", 0, "t.yml:3: the environment variable VLA_TEST_UNSET is not set",
          "${NAME:-default}"},
@@ -270,6 +272,33 @@ static void warm_up_beyond_the_end(void **state)
     for (int t = 0; t < 8; t++) /* i + (peak - i) t / W with i = peak / (W + 1) */
         assert_float_equal(vlai_schedule_factor(&s, t), 0.1 + 0.9 * t / 9, 1e-15);
     vlai_config_destroy(c);
+}
+
+/* Slips in names of views, which the maps of views let through: what is without an entry beside one that is not used. */
+static void names_of_views(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *data, *notice; /* NULL: none */
+    } cases[] = {
+        {"  resolution: {face_view: 56, left_wrist_view: 56, right_wrist_view: 56}\n  key_mappings: {camera: {a: face_view}}\n", NULL},
+        {"  resolution: {face_view: 56}\n  key_mappings: {camera: {a: face_view, b: right_wrist_view}}\n", NULL},
+        {"  resolution: {face_view: 56, rigth_wrist_view: 56}\n  key_mappings: {camera: {a: face_view, b: right_wrist_view}}\n",
+         "t.yml:3: data.resolution: no camera of data.key_mappings.camera is 'rigth_wrist_view', and 'right_wrist_view' has no entry: its pictures keep"},
+        {"  camera_name_mapping: {face: front view}\n  key_mappings: {camera: {a: face_view}}\n",
+         "t.yml:3: data.camera_name_mapping: no camera of data.key_mappings.camera is 'face', and 'face_view' has no entry: it has its own name"},
+        {"  key_mappings: {camera: {a: top_view}}\n", NULL}, /* not in the map that nobody wrote */
+        {"  key_mappings: {camera: {a: face_view, b: face_view}}\n", "t.yml:3: data.key_mappings.camera: more than one camera is 'face_view'"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char text[512];
+        snprintf(text, sizeof text, "model_type: qwen2_5\ndata:\n%s", cases[i].data);
+        vlai_config *c = parse(text, NULL, 0);
+        assert_int_equal(c->notice_count, cases[i].notice ? 1 : 0);
+        if (cases[i].notice && !has_notice(c, cases[i].notice))
+            fail_msg("'%s' lacks '%s'", c->notices[0], cases[i].notice);
+        vlai_config_destroy(c);
+    }
 }
 
 static void yaml_forms(void **state)
@@ -595,6 +624,7 @@ int main(void)
         cmocka_unit_test(keys_of_the_reference_act),
         cmocka_unit_test(errors_name_file_line_and_key),
         cmocka_unit_test(warm_up_beyond_the_end),
+        cmocka_unit_test(names_of_views),
         cmocka_unit_test(yaml_forms),
         cmocka_unit_test(two_places_and_old_places),
         cmocka_unit_test(overrides),

@@ -188,6 +188,11 @@ static void hostile_headers(void **state)
     fputs("version", f);
     fclose(f);
     assert_fails(vlai_safetensors_open(in_folder("bad.safetensors"), &st, &err), VLA_E_FORMAT, err, "7 bytes are too few");
+    f = fopen(in_folder("bad.safetensors"), "wb");
+    fputs("version https://git-lfs.github.com/spec/v1\n", f);
+    fclose(f);
+    assert_fails(vlai_safetensors_open(in_folder("bad.safetensors"), &st, &err), VLA_E_FORMAT, err, "the header claims 2336927755350992246 bytes");
+    assert_non_null(strstr(err.hint, "it begins with the text 'version '"));
     assert_fails(vlai_safetensors_open(in_folder("none.safetensors"), &st, &err), VLA_E_NOT_FOUND, err, "none.safetensors");
     unlink(in_folder("bad.safetensors"));
 }
