@@ -120,7 +120,14 @@ static void read_rate(vla_dataset *set, const json_t *info, vlai_findings *findi
     f.key = "fps";
     if (json_is_number(value))
         f.found = vlai_value_real(set->fps);
-    vlai_report(findings, &f, "fps is %g: a frame rate above 0 is needed", set->fps);
+    char found[64];
+    if (json_is_number(value))
+        snprintf(found, sizeof found, "%g", set->fps);
+    else if (json_is_string(value))
+        snprintf(found, sizeof found, "the text '%.40s'", json_string_value(value));
+    else
+        snprintf(found, sizeof found, "%s", value ? "no number" : "missing");
+    vlai_report(findings, &f, "fps is %s: a frame rate above 0 is needed", found);
     set->fps = 0;
 }
 

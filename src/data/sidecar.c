@@ -93,7 +93,7 @@ void vlai_sidecar_place(vla_dataset *set, const char *cache_dir)
 /* Maps a whole sidecar file; NULL when it is absent or not of this kind. */
 static void *map_file(const char *path, const char magic[8], size_t *size)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0)
         return NULL;
     struct stat st;

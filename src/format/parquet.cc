@@ -162,13 +162,17 @@ namespace {
 /* Names the common ways in which a file is not Parquet before Arrow is asked. */
 vla_status check_ends(const char *path, vla_error *err)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe that nobody writes to is no reason to wait */
     if (fd < 0)
         return vlai_fail(err, errno == ENOENT ? VLA_E_NOT_FOUND : VLA_E_IO, "%s: cannot open: %s", path, strerror(errno));
     struct stat st;
     char head[64] = {0};
     uint8_t tail[8] = {0};
-    bool read = fstat(fd, &st) == 0 && S_ISREG(st.st_mode);
+    bool read = fstat(fd, &st) == 0;
+    if (read && !S_ISREG(st.st_mode)) {
+        close(fd);
+        return vlai_fail(err, VLA_E_IO, "%s: not a regular file", path);
+    }
     ssize_t got = read ? pread(fd, head, sizeof head - 1, 0) : -1;
     if (read && st.st_size >= 12)
         read = pread(fd, tail, 8, st.st_size - 8) == 8;

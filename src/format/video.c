@@ -274,7 +274,7 @@ static vla_status find_slot(vlai_decoder *d, vlai_clip *clip, slot **out, vla_er
         if (s->used < oldest->used)
             oldest = s;
     }
-    int fd = open(clip->path, O_RDONLY | O_CLOEXEC);
+    int fd = open(clip->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0)
         return vlai_fail(err, VLA_E_IO, "%s: cannot open: %s", clip->path, strerror(errno));
     if (oldest->clip && same_stream(oldest->clip, clip)) {

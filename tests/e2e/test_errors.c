@@ -346,6 +346,16 @@ static void kinds_of_files(void **state)
     EXPECT(3, "train --config /dev/null", "/dev/null: is no regular file");
     shell("rm -f pipe && mkfifo pipe");
     EXPECT(3, "train --config pipe", "pipe: is no regular file"); /* and not: waits for a writer */
+    static const char *const pieces[] = {"data/chunk-000/file-000.parquet", "meta/episodes/chunk-000/file-000.parquet",
+                                         "videos/observation.images.image/chunk-000/file-000.mp4"};
+    for (size_t i = 0; i < sizeof pieces / sizeof *pieces; i++) {
+        char command[256], place[128];
+        snprintf(command, sizeof command, "rm -rf piped && cp -r set piped && rm piped/%s && mkfifo piped/%s", pieces[i], pieces[i]);
+        shell(command);
+        snprintf(place, sizeof place, "piped/%s: not a regular file", pieces[i]);
+        EXPECT(3, "norm-stats --data_root piped --output_path none.json", place);
+        EXPECT(3, "check piped", "not a regular file");
+    }
     shell("mkdir -p unlogged && touch unlogged/logs");
     EXPECT(0, "train --config tiny.yml --checkpoint.save_path=unlogged --stop-at 1", "unlogged: a log cannot be written there");
     EXPECT(3, "predict start/model.safetensors", "start/model.safetensors: is a file, wanted a checkpoint folder");
