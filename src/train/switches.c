@@ -1,10 +1,14 @@
 #include "train/switches.h"
 
 #include "base/fail.h"
+#include "base/log.h"
 
 #include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+extern char **environ; /* unistd.h has it only with GNU's extensions */
 
 typedef enum field_kind { FLAG, NUMBER, WORD } field_kind;
 
@@ -102,8 +106,28 @@ void vlai_switches_read(const vlai_config *config, vlai_switches *out)
     out->fused_optimizer = out->compile || is_on(config, "OPTIMIZER_FUSED");
 }
 
+/* A switch that is written wrongly would change nothing and say nothing. */
+static void warn_of_unknown(void)
+{
+    const char *names[SWITCHES];
+    for (int i = 0; i < SWITCHES; i++)
+        names[i] = switches[i].name;
+    for (char **e = environ; e && *e; e++) {
+        char name[64];
+        size_t n = strcspn(*e, "=");
+        bool known = strncmp(*e, "WALLX_PERF_", 11) || n >= sizeof name;
+        snprintf(name, sizeof name, "%.*s", (int)n, *e);
+        for (int i = 0; i < SWITCHES; i++)
+            known |= !strcmp(name, names[i]);
+        const char *near = known ? NULL : vlai_nearest(name, names, SWITCHES);
+        if (!known)
+            vlai_warn("environment: %s is no switch and has no effect%s%s%s", name, near ? ": did you mean " : "", near ? near : "", near ? "?" : "");
+    }
+}
+
 vla_status vlai_switches_check(vla_error *err)
 {
+    warn_of_unknown();
     for (int i = 0; i < SWITCHES; i++) {
         const char *name = switches[i].name, *value = getenv(name);
         field_kind kind = switches[i].kind;
@@ -114,7 +138,7 @@ vla_status vlai_switches_check(vla_error *err)
             return vlai_fail(err, VLA_E_INVALID, "environment: %s is '%.64s', wanted 1 (on) or 0 (off)", name, value);
         long long n = kind == NUMBER ? strtoll(value, &end, 10) : 0;
         bool plans = switches[i].key == KEY(compile_recomp_limit);
-        if (kind == NUMBER && (*end || n < 0 || n > NUMBER_MOST || (plans && n == 1)))
+        if (kind == NUMBER && (*end || *value < '0' || *value > '9' || n > NUMBER_MOST || (plans && n == 1)))
             return vlai_fail(err, VLA_E_INVALID, "environment: %s is '%.64s', wanted a whole number from %d to %d, or 0 for the usual one", name, value,
                              plans ? 2 : 1, NUMBER_MOST);
     }

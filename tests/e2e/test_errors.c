@@ -336,6 +336,12 @@ static void senseless_environment(void **state)
             tiny_said(rows[i][2]);
         }
     assert_int_equal(tiny_run("WALLX_PERF_COMPILE=0 WALLX_PERF_BUCKET=0 OPTIMIZER_FUSED=", "preflight --config tiny.yml"), 0);
+    char *text = tiny_read("log", NULL);
+    assert_null(strstr(text, "is no switch"));
+    vlai_free(text);
+    assert_int_equal(tiny_run("WALLX_PERF_COMPIL=1 WALLX_PERF_QUANTUM=1", "train --config tiny.yml --checkpoint.save_path=switched --stop-at 1"), 0);
+    tiny_said("environment: WALLX_PERF_COMPIL is no switch and has no effect: did you mean WALLX_PERF_COMPILE?");
+    tiny_said("environment: WALLX_PERF_QUANTUM is no switch and has no effect");
 }
 
 /* A folder or a device where a file is wanted, and the other way round. */
