@@ -6,6 +6,7 @@
 #include "command.h"
 
 #include "base/fail.h"
+#include "base/json.h"
 #include "optim/settings.h"
 #include "train/device.h"
 #include "train/switches.h"
@@ -192,7 +193,7 @@ json_t *bench_row_json(const bench_row *row, const vlai_device_facts *f)
                           (json_int_t)row->batch, "global_batch", (json_int_t)row->batch, "oom", row->out_of_memory);
     if (!o || row->out_of_memory) {
         if (o)
-            json_object_set_new(o, "reason", json_string(row->reason));
+            json_object_set_new(o, "reason", vlai_json_text(row->reason));
         return o;
     }
     double rate = row->flops / row->step;

@@ -7,6 +7,7 @@
 #include "command.h"
 
 #include "base/fail.h"
+#include "base/json.h"
 #include "base/pool.h"
 #include "dist/supervise.h"
 #include "exec/store.h"
@@ -278,7 +279,7 @@ int bench_as_rank(const bench_request *request, const args *a, together *t)
     if (out && fclose(out) != 0 && status == VLA_OK)
         status = vlai_fail(&err, VLA_E_IO, "%s: not everything was written", r.out);
     if (status != VLA_OK && r.row >= 0 && t->ranks.rank == 0) {
-        json_t *failure = json_pack("{s:s}", "error", err.message);
+        json_t *failure = json_pack("{s:o}", "error", vlai_json_text(err.message));
         json_dumpfd(failure, (int)r.row, JSON_COMPACT);
         json_decref(failure);
     }
@@ -319,8 +320,8 @@ static json_t *failed_row(const starter *s, int ranks, vla_numerics numerics, in
     char text[64];
     const char *told = json_string_value(json_object_get(from, "error"));
     snprintf(text, sizeof text, "the ranks ended with code %d", code);
-    return json_pack("{s:s, s:s, s:s, s:i, s:I, s:I, s:b, s:s}", "kind", "ranks", "variant", s->r->plain ? "no switch" : "all switches", "numerics", vlai_numerics_name(numerics), "ranks",
-                     ranks, "batch", (json_int_t)batch, "global_batch", (json_int_t)(batch * ranks), "oom", 0, "error", *s->said ? s->said : told ? told : text);
+    return json_pack("{s:s, s:s, s:s, s:i, s:I, s:I, s:b, s:o}", "kind", "ranks", "variant", s->r->plain ? "no switch" : "all switches", "numerics", vlai_numerics_name(numerics), "ranks",
+                     ranks, "batch", (json_int_t)batch, "global_batch", (json_int_t)(batch * ranks), "oom", 0, "error", vlai_json_text(*s->said ? s->said : told ? told : text));
 }
 
 /* One row by so many processes. New reference. */

@@ -3,9 +3,9 @@
 #include "command.h"
 
 #include "base/io.h"
+#include "base/json.h"
 #include "data/check.h"
 
-#include <jansson.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -32,7 +32,7 @@ typedef struct {
 static void put(json_t *object, const char *key, const char *text)
 {
     if (text)
-        json_object_set_new(object, key, json_stringn_nocheck(text, strlen(text)));
+        json_object_set_new(object, key, vlai_json_text(text));
 }
 
 static void put_number(json_t *object, const char *key, int64_t number)

@@ -135,9 +135,9 @@ static void put_json(const vlai_wallx_setup *s, const vlai_wallx_slot *slot, vla
     }
     int64_t chunk = sample->horizon * sample->action_width;
     json_t *object = json_pack(
-        "{s:I, s:I, s:I, s:f, s:s, s:o, s:o, s:o, s:o, s:o, s:o}", "episode", (json_int_t)sample->episode, "frame",
+        "{s:I, s:I, s:I, s:f, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "episode", (json_int_t)sample->episode, "frame",
         (json_int_t)sample->frame, "row", (json_int_t)sample->row, "time", (double)slot->time, "text",
-        sample->text.data ? sample->text.data : "", "ids", ids, "state", numbers(sample->state, sample->state_width),
+        vlai_json_text(sample->text.data ? sample->text.data : ""), "ids", ids, "state", numbers(sample->state, sample->state_width),
         "state_mask", numbers(sample->state_mask, sample->state_width), "action", numbers(sample->action, chunk), "dof_mask",
         numbers(sample->dof_mask, chunk), "pictures", pictures);
     char *text = object ? json_dumps(object, JSON_COMPACT) : NULL;
@@ -154,8 +154,10 @@ static vla_status write_pictures(const vlai_wallx_setup *s, const vlai_wallx_slo
     vla_status status = VLA_OK;
     for (size_t k = 0; status == VLA_OK && k < slot->sample.picture_count; k++) {
         const vlai_sample_picture *p = &slot->sample.pictures[k];
-        char path[4096];
-        snprintf(path, sizeof path, "%s/%lld_%s.png", dir, (long long)i, s->contract->cameras[p->camera].view);
+        char name[256], path[4096];
+        snprintf(name, sizeof name, "%lld_%.200s.png", (long long)i, s->contract->cameras[p->camera].view);
+        if (!vlai_path_join(path, sizeof path, dir, name))
+            return vlai_fail(err, VLA_E_INVALID, "%s/%s: path too long", dir, name);
         status = vlai_png_write(path, slot->sample.pixels + p->offset, (int)p->width, (int)p->height, err);
     }
     return status;

@@ -78,9 +78,9 @@ static vla_status show_one(const request *q, const char *dir, vla_error *err)
         vla_checkpoint_close(c);
     }
     if (q->json) {
-        json_t *object = status == VLA_OK ? json_pack("{s:s, s:b, s:O, s:O}", "path", dir, "whole", 1, "state", state, "files",
+        json_t *object = status == VLA_OK ? json_pack("{s:o, s:b, s:O, s:O}", "path", vlai_json_text(dir), "whole", 1, "state", state, "files",
                                                       json_object_get(sums, "xxh64"))
-                                          : json_pack("{s:s, s:b, s:s}", "path", dir, "whole", 0, "error", err->message);
+                                          : json_pack("{s:o, s:b, s:o}", "path", vlai_json_text(dir), "whole", 0, "error", vlai_json_text(err->message));
         char *text = object ? json_dumps(object, JSON_COMPACT) : NULL;
         puts(text ? text : "{}");
         json_free_t release;

@@ -4,10 +4,10 @@
 #include "inspect.h"
 
 #include "base/fail.h"
+#include "base/json.h"
 #include "base/memory.h"
 #include "vla/dataset.h"
 
-#include <jansson.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -31,19 +31,18 @@ static int by_length(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-/* Shortest, median and longest episode. */
-static int lengths(const vla_dataset *set, int64_t out[3])
+/* Shortest, median and longest episode; left alone where there is none, or no memory. */
+static void lengths(const vla_dataset *set, int64_t out[3])
 {
     int64_t n = vla_dataset_info_get(set)->episodes;
-    int64_t *all = vlai_array((size_t)n + 1, sizeof *all);
+    int64_t *all = n > 0 ? vlai_array((size_t)n, sizeof *all) : NULL;
     if (!all)
-        return 0;
+        return;
     for (int64_t i = 0; i < n; i++)
         all[i] = vla_dataset_episode(set, i)->length;
     qsort(all, (size_t)n, sizeof *all, by_length);
     out[0] = all[0], out[1] = all[n / 2], out[2] = all[n - 1];
     vlai_free(all);
-    return 1;
 }
 
 static void shape_text(const vla_feature *f, char out[128])
@@ -58,7 +57,7 @@ static void print_text(const vla_dataset *set)
 {
     const vla_dataset_info *info = vla_dataset_info_get(set);
     int64_t span[3] = {0, 0, 0};
-    (void)lengths(set, span);
+    lengths(set, span);
     printf("%s\n  LeRobot %s, robot %s, %g frames a second\n", info->root, info->version,
            info->robot_type[0] ? info->robot_type : "not named", info->fps);
     printf("  %lld episodes, %lld frames (%lld to %lld, median %lld), %lld tasks\n", (long long)info->episodes,
@@ -90,7 +89,7 @@ static void print_json(const vla_dataset *set)
 {
     const vla_dataset_info *info = vla_dataset_info_get(set);
     int64_t span[3] = {0, 0, 0};
-    (void)lengths(set, span);
+    lengths(set, span);
     json_t *features = json_array(), *warnings = json_array();
     for (int64_t i = 0; i < info->features; i++) {
         const vla_feature *f = vla_dataset_feature(set, i);
@@ -103,8 +102,8 @@ static void print_json(const vla_dataset *set)
                                                   kinds[f->kind], "shape", shape, "names", names));
     }
     for (int64_t i = 0; i < info->warnings; i++)
-        json_array_append_new(warnings, json_string(vla_dataset_warning(set, i)));
-    json_t *object = json_pack("{s:s, s:s, s:s, s:f, s:I, s:I, s:I, s:[I,I,I], s:s, s:o, s:o}", "root", info->root,
+        json_array_append_new(warnings, vlai_json_text(vla_dataset_warning(set, i)));
+    json_t *object = json_pack("{s:o, s:s, s:s, s:f, s:I, s:I, s:I, s:[I,I,I], s:s, s:o, s:o}", "root", vlai_json_text(info->root),
                                "version", info->version, "robot_type", info->robot_type, "fps", info->fps, "episodes",
                                (json_int_t)info->episodes, "rows", (json_int_t)info->rows, "tasks",
                                (json_int_t)info->tasks, "episode_lengths", (json_int_t)span[0], (json_int_t)span[1],

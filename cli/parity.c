@@ -2,13 +2,14 @@
 #include "args.h"
 #include "command.h"
 
+#include "base/fail.h"
 #include "base/io.h"
+#include "base/json.h"
 #include "base/memory.h"
 #include "optim/settings.h"
 #include "parity/parity.h"
 #include "train/device.h"
 
-#include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -55,16 +56,16 @@ static void print_json(const vlai_parity_case *c, bool pass, const char *error)
     for (int i = 0; i < c->count; i++) {
         const vlai_parity_quantity *q = &c->quantities[i];
         json_object_set_new(quantities, q->name,
-                            json_pack("{s:b, s:o, s:o, s:s, s:I}", "pass", q->pass, "error", number(q->error), "bound",
-                                      number(q->bound), "tensor", q->tensor, "compared", (json_int_t)q->tensors));
+                            json_pack("{s:b, s:o, s:o, s:o, s:I}", "pass", q->pass, "error", number(q->error), "bound",
+                                      number(q->bound), "tensor", vlai_json_text(q->tensor), "compared", (json_int_t)q->tensors));
     }
-    json_t *object = json_pack("{s:s, s:b, s:o}", "case", c->name, "pass", pass, "quantities", quantities);
+    json_t *object = json_pack("{s:o, s:b, s:o}", "case", vlai_json_text(c->name), "pass", pass, "quantities", quantities);
     if (c->skipped)
-        json_object_set_new(object, "skipped", json_string(c->note));
+        json_object_set_new(object, "skipped", vlai_json_text(c->note));
     else if (c->note[0])
-        json_object_set_new(object, "note", json_string(c->note));
+        json_object_set_new(object, "note", vlai_json_text(c->note));
     if (error)
-        json_object_set_new(object, "error", json_string(error));
+        json_object_set_new(object, "error", vlai_json_text(error));
     json_dumpf(object, stdout, JSON_COMPACT);
     putchar('\n');
     json_decref(object);
@@ -116,6 +117,7 @@ static vla_status run_folder(const char *dir, options *o, vla_error *err)
     }
     char **names;
     size_t count;
+    int before = o->passed + o->failed + o->skipped;
     vla_status status = vlai_list_dir(dir, &names, &count, err);
     for (size_t i = 0; i < count; i++) {
         char sub[4096];
@@ -124,6 +126,8 @@ static vla_status run_folder(const char *dir, options *o, vla_error *err)
             run_case(sub, o);
     }
     vlai_names_free(names, count);
+    if (status == VLA_OK && o->passed + o->failed + o->skipped == before)
+        return vlai_fail_hint(err, VLA_E_NOT_FOUND, "name a folder with a case.json, or a folder of such folders", "%s: no case.json in it, nor in a folder of it", dir);
     return status;
 }
 
@@ -137,6 +141,10 @@ int command_parity(int argc, char **argv)
     int code = args_parse(&a, argc, argv);
     if (code >= 0)
         return code;
+    if (a.positionals_given == 0) {
+        fputs("vla parity: no folder was named\n  hint: name a folder with a case.json, or a folder of such folders\n", stderr);
+        return EXIT_USAGE;
+    }
     vla_numerics numerics;
     if (!vlai_numerics_parse(o.numerics, &numerics) || numerics == VLA_FP64) {
         fprintf(stderr, "vla parity: --numerics '%s': wanted fp32, bf16, bf16-sr or bf16-plain\n", o.numerics);
@@ -151,10 +159,6 @@ int command_parity(int argc, char **argv)
     for (size_t i = 0; i < a.positionals_given; i++)
         if (run_folder(a.positional[i], &o, &err) != VLA_OK)
             return command_fail("parity", &err);
-    if (o.passed + o.failed + o.skipped == 0) {
-        fputs("vla parity: no case was run\n  hint: name a folder with a case.json, or a folder of such folders\n", stderr);
-        return EXIT_USAGE;
-    }
     if (!o.json)
         printf("%d passed, %d failed, %d skipped\n", o.passed, o.failed, o.skipped);
     return o.failed ? EXIT_DATA : EXIT_DONE;

@@ -133,7 +133,7 @@ static void print_line(view *v, const char *level, const char *text)
 {
     struct timespec now;
     struct tm local;
-    char stamp[64], line[LINE * 2];
+    char stamp[64], line[LINE * 3]; /* longer than what is logged, so that the line has its end */
     clock_gettime(CLOCK_REALTIME, &now);
     localtime_r(&now.tv_sec, &local);
     strftime(stamp, sizeof stamp, "%Y-%m-%d %H:%M:%S", &local);

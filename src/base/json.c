@@ -3,6 +3,7 @@
 #include "base/fail.h"
 #include "base/io.h"
 #include "base/memory.h"
+#include "base/text.h"
 
 #include <math.h>
 #include <string.h>
@@ -11,6 +12,21 @@ static const char *type_name(json_type type)
 {
     static const char *const names[] = {"object", "array", "string", "integer", "real", "true", "false", "null"};
     return (unsigned)type < 8 ? names[type] : "nothing";
+}
+
+json_t *vlai_json_text(const char *text)
+{
+    vlai_text clean = {0};
+    for (size_t left = strlen(text), n; left; text += n + 1, left -= n + 1) {
+        n = vlai_utf8_check(text, left);
+        vlai_text_put(&clean, text, n);
+        if (n == left)
+            break;
+        vlai_text_puts(&clean, "\xef\xbf\xbd");
+    }
+    json_t *value = clean.failed ? NULL : json_stringn(clean.data ? clean.data : "", clean.size);
+    vlai_text_fini(&clean);
+    return value;
 }
 
 vla_status vlai_json_parse(const char *data, size_t size, const char *name, json_t **out, vla_error *err)

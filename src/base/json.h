@@ -16,6 +16,10 @@ vla_status vlai_json_parse(const char *data, size_t size, const char *name, json
 /* Writes with 2-space indent and a final newline, whole or not at all. */
 vla_status vlai_json_save(const json_t *value, const char *path, vla_error *err);
 
+/* A string of any text: bytes that are no UTF-8, as in names of files and in messages that were cut, become U+FFFD each, where jansson
+ * would refuse the whole. NULL without memory. */
+json_t *vlai_json_text(const char *text);
+
 /* Members of `object`, which stands in file `where`. A missing member or null gives the default; without a default (the
  * _need forms) it is an error. A member of another type is always an error. Integers accept 10.0. */
 vla_status vlai_json_int(const json_t *object, const char *key, int64_t fallback, const char *where, int64_t *out,

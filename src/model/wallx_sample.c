@@ -80,7 +80,7 @@ static vla_status stage_build(vlai_wallx_sampler *s, const vlai_wallx_options *o
 
 static vla_status prepare(vlai_wallx_sampler *s, const vlai_wallx_shape *shape, bool cache, vla_error *err)
 {
-    if (s->whole.run && s->cached == cache && !memcmp(&s->shape, shape, sizeof *shape))
+    if (s->whole.run && (s->step.run || !cache) && s->cached == cache && !memcmp(&s->shape, shape, sizeof *shape))
         return VLA_OK;
     s->shape = *shape;
     s->cached = cache;

@@ -544,8 +544,10 @@ static vla_status step_graph(const vlai_parity_model *m, const vla_gradient_stat
     vla_run *run = NULL;
     VLA_TRY(vla_graph_adamw(m->store, gradients, &options, &g, err));
     vla_status status = build_run(m, g, &plan, &run, err);
-    if (status == VLA_OK) {
-        vlai_settings_hyper(m->train, step, applied, vla_run_data(run, "hyper"));
+    double *hyper = status == VLA_OK ? vla_run_data(run, "hyper") : NULL;
+    *norm = 0;
+    if (hyper) { /* else no parameter has a gradient */
+        vlai_settings_hyper(m->train, step, applied, hyper);
         *(float *)vla_run_data(run, "guard") = 0;
         status = vla_run_execute(run, err);
         *norm = *(double *)vla_run_data(run, "clip");

@@ -77,8 +77,8 @@ static json_t *summary(const vlai_predict *p)
         json_array_append_new(steps, error_json("step", json_integer(h), &r->steps[h]));
     for (int64_t e = 0; e < r->episode_count; e++)
         json_array_append_new(episodes, error_json("episode", json_integer(r->episode_numbers[e]), &r->episodes[e]));
-    return json_pack("{s:s, s:I, s:s, s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:o, s:o, s:o, s:o, s:o}", "checkpoint",
-                     vlai_predict_checkpoint(p), "step", (json_int_t)vlai_predict_step(p), "weights", p->weights, "dataset", p->root,
+    return json_pack("{s:o, s:I, s:o, s:o, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:o, s:o, s:o, s:o, s:o}", "checkpoint",
+                     vlai_json_text(vlai_predict_checkpoint(p)), "step", (json_int_t)vlai_predict_step(p), "weights", vlai_json_text(p->weights), "dataset", vlai_json_text(p->root),
                      "digest", vla_dataset_info_get(p->set)->digest, "swap", swap_names[p->options.swap], "seed",
                      (json_int_t)p->options.seed, "euler_steps", (json_int_t)p->options.steps, "stride",
                      (json_int_t)p->options.stride, "horizon", (json_int_t)r->horizon, "predictions", (json_int_t)r->frame_count,
@@ -156,8 +156,8 @@ static vla_status save_episode(const vlai_predict *p, int64_t e, const char *dir
     int64_t points = 0;
     for (int64_t k = 0; k < r->frame_count; k++)
         points += r->frames[k].episode == e;
-    json_t *o = json_pack("{s:I, s:s, s:I, s:I, s:I, s:I, s:f, s:s, s:s}", "episode_index", (json_int_t)episode->index, "instruction",
-                          task ? task : "", "num_steps", (json_int_t)episode->length, "obs_infer_points", (json_int_t)points,
+    json_t *o = json_pack("{s:I, s:o, s:I, s:I, s:I, s:I, s:f, s:s, s:s}", "episode_index", (json_int_t)episode->index, "instruction",
+                          vlai_json_text(task ? task : ""), "num_steps", (json_int_t)episode->length, "obs_infer_points", (json_int_t)points,
                           "action_horizon", (json_int_t)r->horizon, "stride", (json_int_t)p->options.stride, "mean_l1",
                           r->episodes[e].l1, "state_key", p->contract.state_key, "action_key", p->contract.action_key);
     if (!o)

@@ -3,6 +3,7 @@
 
 #include "base/fail.h"
 #include "base/io.h"
+#include "base/json.h"
 #include "base/memory.h"
 #include "ckpt/ckpt.h"
 #include "data/feed.h"
@@ -507,9 +508,9 @@ json_t *vlai_preflight_json(const vlai_preflight *p)
     json_object_set_new(all, "checks", checks);
     for (size_t i = 0; i < p->count; i++) {
         const vlai_check_line *c = &p->checks[i];
-        json_t *line = json_pack("{s:s, s:s, s:s}", "name", c->name, "verdict", verdict_names[c->verdict], "text", c->text);
+        json_t *line = json_pack("{s:s, s:s, s:o}", "name", c->name, "verdict", verdict_names[c->verdict], "text", vlai_json_text(c->text));
         if (c->hint)
-            json_object_set_new(line, "hint", json_string(c->hint));
+            json_object_set_new(line, "hint", vlai_json_text(c->hint));
         if (c->verdict == VLAI_CHECK_FAIL)
             json_object_set_new(line, "status", json_string(vla_status_name(c->status)));
         json_array_append_new(checks, line);

@@ -295,6 +295,7 @@ static void senseless_arguments(void **state)
         {"predict run --batch 4097", {"batch: 4097", "1 to 4096"}},
         {"predict run run", {"2 checkpoints or run folders were named"}},
         {"parity --device tpu none", {"--device 'tpu'", "cpu, cuda"}},
+        {"parity", {"no folder was named"}},
         {"inspect plan --config tiny.yml --grid 3x5", {"grid 1 x 3 x 5", "multiples of 2"}},
         {"inspect plan --config tiny.yml --ranks 4097", {"--ranks '4097'", "1 to 4096"}},
         {"inspect plan --config tiny.yml --text --json", {"--text and --json exclude each other"}},
@@ -371,6 +372,18 @@ static void kinds_of_files(void **state)
     assert_null(strstr(text, "mean L1 error")); /* found out before the work */
     vlai_free(text);
     EXPECT(3, "inspect batch --config tiny.yml --out tiny.yml", "tiny.yml: exists and is not a directory");
+    EXPECT(3, "parity " VLA_TEST_ROOT "/tests/golden/wallx-order set", "set: no case.json in it"); /* whatever stands beside it */
+}
+
+/* A name that is no UTF-8: JSON is written all the same, with U+FFFD for the bytes that it cannot hold. */
+static void names_of_any_bytes(void **state)
+{
+    (void)state;
+    shell("rm -rf caf\xe9 && cp -rL set caf\xe9");
+    EXPECT(0, "inspect dataset --json caf\xe9", "caf\xef\xbf\xbd\"", "\"episodes\"");
+    shell("rm caf\xe9/meta/info.json");
+    EXPECT(3, "check --json caf\xe9", "{\"set\":\"caf\\uFFFD\"", "the file is missing");
+    shell("rm -r caf\xe9");
 }
 
 /* Folders and files that may not be looked at are not taken for absent: a run does not begin anew, a set is not "no such". Root may
@@ -502,7 +515,8 @@ static void conversions(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(senseless_arguments), cmocka_unit_test(senseless_environment), cmocka_unit_test(kinds_of_files), cmocka_unit_test(forbidden),
+        cmocka_unit_test(senseless_arguments), cmocka_unit_test(senseless_environment), cmocka_unit_test(kinds_of_files), cmocka_unit_test(names_of_any_bytes),
+        cmocka_unit_test(forbidden),
         cmocka_unit_test(allowed_names), cmocka_unit_test(resume_of_what_is_damaged), cmocka_unit_test(closed_descriptors),
         cmocka_unit_test(limits_of_memory), cmocka_unit_test(signals_leave_nothing), cmocka_unit_test(conversions),
         cmocka_unit_test(unsupported_set), cmocka_unit_test(partial_download), cmocka_unit_test(frame_count),

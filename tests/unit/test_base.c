@@ -2,6 +2,7 @@
 
 #include "base/fail.h"
 #include "base/io.h"
+#include "base/json.h"
 #include "base/memory.h"
 #include "base/pool.h"
 #include "base/rng.h"
@@ -131,6 +132,25 @@ static void nearest_word(void **state)
     assert_null(vlai_nearest("zzzzzzzz", known, 3));
 }
 
+/* Bytes that are no UTF-8 become U+FFFD each; the rest stays. */
+static void json_of_any_text(void **state)
+{
+    (void)state;
+    static const char *const rows[][2] = {
+        {"", ""},
+        {"m\xc3\xbcsli", "m\xc3\xbcsli"},
+        {"a\xe9" "b", "a\xef\xbf\xbd" "b"},
+        {"cut \xe4\xb8", "cut \xef\xbf\xbd\xef\xbf\xbd"},
+        {"\xff", "\xef\xbf\xbd"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        json_t *value = vlai_json_text(rows[i][0]);
+        assert_non_null(value);
+        assert_string_equal(json_string_value(value), rows[i][1]);
+        json_decref(value);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -140,6 +160,7 @@ int main(void)
         cmocka_unit_test(nearest_word),
         cmocka_unit_test(cached_files),
         cmocka_unit_test(prefixes),
+        cmocka_unit_test(json_of_any_text),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

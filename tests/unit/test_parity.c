@@ -304,10 +304,20 @@ static void one_action_row(void **state)
     must_fail("fp32", "whose id 5000 is not tokens.action 23", "a token that is none");
 }
 
+/* No parameter takes a gradient: an update that changes nothing, and so is not the reference's. */
+static void nothing_trained(void **state)
+{
+    (void)state;
+    copy_case("wallx-action-only");
+    edit("train.json", "\"layernorms.1\"", "\"nothing.1\"");
+    edit("train.json", "\"action_preprocessor\"", "\"nothing.2\"");
+    must_fail("fp32", NULL, "no parameter trained");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(damaged_tensors), cmocka_unit_test(damaged_files), cmocka_unit_test(damaged_texts),
                                        cmocka_unit_test(unknown_tensors), cmocka_unit_test(without_bf16), cmocka_unit_test(without_steps),
-                                       cmocka_unit_test(one_action_row)};
+                                       cmocka_unit_test(one_action_row), cmocka_unit_test(nothing_trained)};
     return cmocka_run_group_tests_name("parity", tests, make_root, drop_root);
 }
