@@ -341,6 +341,13 @@ static vla_status decode(vlai_decoder *d, slot *s, int64_t ordinal, int64_t key,
         int code = avcodec_receive_frame(s->codec, s->picture);
         if (code == 0) {
             s->last = s->picture->pts;
+            /* Its bytes are damaged and the decoder filled in something; what is predicted from it would not tell. */
+            if (s->picture->decode_error_flags || (s->picture->flags & AV_FRAME_FLAG_CORRUPT)) {
+                s->next = -1;
+                return vlai_fail(err, VLA_E_CORRUPT, "%s: frame %lld cannot be decoded: the picture at %.4f s is damaged (codec %s)",
+                                 clip->path, (long long)ordinal, (double)s->picture->pts / clip->mp4.timescale,
+                                 vlai_clip_codec(clip));
+            }
             if (s->picture->pts == pts) {
                 s->at = ordinal;
                 if (draining)
