@@ -122,6 +122,13 @@ void bench_put(const json_t *object, bool to_stdout, FILE *out)
         }
 }
 
+vla_status bench_close(FILE *out, const char *path, vla_status status, vla_error *err)
+{
+    bool lost = out && ferror(out); /* a row that failed is gone from the buffer: closing alone does not tell */
+    lost |= out && fclose(out) != 0;
+    return lost && status == VLA_OK ? vlai_fail_hint(err, VLA_E_IO, "free some space, or choose another file", "%s: not all rows could be written", path) : status;
+}
+
 json_t *bench_machine_json(const vlai_device_facts *f, const request *r)
 {
     char date[32];
@@ -448,8 +455,7 @@ int command_bench(int argc, char **argv)
         code_of_ranks = bench_start_ranks(&r, train, argc, argv, out);
     else if (status == VLA_OK)
         status = bench(&r, train, out, &err);
-    if (out && fclose(out) != 0 && status == VLA_OK)
-        status = vlai_fail(&err, VLA_E_IO, "%s: not everything was written", r.out);
+    status = bench_close(out, r.out, status, &err);
     vlai_config_destroy(train);
     return status == VLA_OK ? code_of_ranks : command_fail("bench", &err);
 }

@@ -92,6 +92,8 @@ json_t *bench_machine_json(const vlai_device_facts *facts, const bench_request *
 void bench_machine_print(const vlai_device_facts *facts, const bench_request *request);
 /* One line of JSON to the terminal, where it is asked for, and to the file, where there is one. */
 void bench_put(const json_t *object, bool to_stdout, FILE *out);
+/* Closes the file, if there is one; an error where one of its rows could not be written, unless `status` is one already. */
+vla_status bench_close(FILE *out, const char *path, vla_status status, vla_error *err);
 
 /* Measures one row. Running out of device memory is a result, not an error. The row holds what it measured, so bench_row_fini
  * comes before the next. */

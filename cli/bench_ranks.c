@@ -276,8 +276,7 @@ int bench_as_rank(const bench_request *request, const args *a, together *t)
     status = together_meet(t, train ? (double)train->dist.timeout_s : 0, status, &err);
     if (status == VLA_OK)
         status = as_rank(&r, train, device, t, out, &err);
-    if (out && fclose(out) != 0 && status == VLA_OK)
-        status = vlai_fail(&err, VLA_E_IO, "%s: not everything was written", r.out);
+    status = bench_close(out, r.out, status, &err);
     if (status != VLA_OK && r.row >= 0 && t->ranks.rank == 0) {
         json_t *failure = json_pack("{s:o}", "error", vlai_json_text(err.message));
         json_dumpfd(failure, (int)r.row, JSON_COMPACT);

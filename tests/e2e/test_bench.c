@@ -7,6 +7,14 @@
 
 #define SMALL "bench --config tiny.yml --device cpu --text-tokens 12 --side 56 "
 
+/* Rows that a full disk does not take are no success. */
+static void lost_rows(void **state)
+{
+    (void)state;
+    assert_int_equal(tiny_run(NULL, SMALL "--batch 1 --numerics fp32 --steps 2 --out /dev/full"), 3);
+    tiny_said("/dev/full: not all rows could be written");
+}
+
 static void rows_by_batch_and_numerics(void **state)
 {
     (void)state;
@@ -100,7 +108,8 @@ static void refuses(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(rows_by_batch_and_numerics), cmocka_unit_test(switch_by_switch),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(lost_rows),
+        cmocka_unit_test(rows_by_batch_and_numerics), cmocka_unit_test(switch_by_switch),
                                        cmocka_unit_test(rate_of_the_loader), cmocka_unit_test(refuses)};
     return cmocka_run_group_tests_name("bench", tests, tiny_make, drop_root);
 }
