@@ -42,7 +42,10 @@ const char *vlai_fault_kind(const char *path, vla_status status)
 
 const char *vlai_fault_words(const char *fault)
 {
-    return !strcmp(fault, "file-missing") ? "missing" : !strcmp(fault, "file-empty") ? "empty" : "a Git-LFS pointer";
+    return !strcmp(fault, "file-missing")      ? "missing"
+           : !strcmp(fault, "file-unreadable") ? "not readable (no permission, or no regular file)"
+           : !strcmp(fault, "file-empty")      ? "empty"
+                                               : "a Git-LFS pointer";
 }
 
 vla_status vlai_set_create(const char *root, vla_dataset **out, vla_error *err)

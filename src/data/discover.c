@@ -1,6 +1,7 @@
 /* Collections: a folder of many datasets, such as RoboTwin's tasks. */
 #include "base/fail.h"
 #include "base/io.h"
+#include "base/log.h"
 #include "base/memory.h"
 #include "vla/dataset.h"
 
@@ -21,9 +22,12 @@ static vla_status walk(const char *dir, int depth, char ***roots, size_t *room, 
         (*count)++;
         return VLA_OK;
     }
-    if (depth == 0 || vlai_list_dir(dir, &names, &n, NULL) != VLA_OK)
+    vla_error why = VLA_ERROR_INIT;
+    vla_status status = depth == 0 ? VLA_OK : vlai_list_dir(dir, &names, &n, &why);
+    if (status == VLA_E_IO) /* sets may lie there */
+        vlai_warn("%s: no data set is looked for there", why.message);
+    if (depth == 0 || status != VLA_OK)
         return VLA_OK;
-    vla_status status = VLA_OK;
     for (size_t i = 0; i < n && status == VLA_OK; i++) {
         char child[4096];
         if (names[i][0] != '.' && vlai_path_join(child, sizeof child, dir, names[i]) && vlai_is_dir(child))

@@ -28,7 +28,8 @@ static vla_status load_json(vla_dataset *set, vlai_findings *findings, json_t **
     vla_error inner = VLA_ERROR_INIT;
     if (fault) {
         vlai_finding f = vlai_finding_error(fault, file);
-        f.hint = "a dataset is a folder with meta/info.json; download it again if this one should have it";
+        f.hint = !strcmp(fault, "file-unreadable") ? "look at the rights of the file and of the folders above it"
+                                                   : "a dataset is a folder with meta/info.json; download it again if this one should have it";
         vlai_report(findings, &f, "the file is %s: the folder cannot be read as a LeRobot dataset", vlai_fault_words(fault));
     } else if (vlai_json_load(path, out, &inner) != VLA_OK) {
         if (inner.status == VLA_E_NOMEM)

@@ -178,7 +178,8 @@ void vlai_columns_free(vla_dataset *set);
 
 /* What kind of finding an error of opening a file is: "file-truncated", "file-damaged", ... */
 const char *vlai_fault_kind(const char *path, vla_status status);
-/* What vlai_file_fault found, as a sentence says it of a file: it is "missing", "empty", "a Git-LFS pointer". */
+/* What vlai_file_fault found, as a sentence says it of a file: it is "missing", "not readable (...)", "empty",
+ * "a Git-LFS pointer". */
 const char *vlai_fault_words(const char *fault);
 
 VLA_END_DECLS

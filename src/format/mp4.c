@@ -380,8 +380,10 @@ static vla_status no_moov(const char *name, uint64_t size, vla_error *err)
 const char *vlai_file_fault(const char *path)
 {
     struct stat st;
-    if (stat(path, &st) != 0 || !S_ISREG(st.st_mode))
-        return "file-missing";
+    if (stat(path, &st) != 0)
+        return errno == ENOENT || errno == ENOTDIR ? "file-missing" : "file-unreadable";
+    if (!S_ISREG(st.st_mode) || access(path, R_OK) != 0)
+        return "file-unreadable";
     if (st.st_size == 0)
         return "file-empty";
     if (st.st_size > 1024) /* pointers are about 130 bytes */

@@ -45,7 +45,8 @@ vla_status vlai_mp4_read(const char *path, vlai_mp4 *out, vla_error *err);
 vla_status vlai_mp4_parse(const uint8_t *data, size_t size, const char *name, vlai_mp4 *out, vla_error *err);
 void vlai_mp4_fini(vlai_mp4 *mp4);
 
-/* What every reader asks first: NULL when the file may be good, else "file-missing", "file-empty" or "lfs-pointer". */
+/* What every reader asks first: NULL when the file may be good, else "file-missing", "file-unreadable"
+ * (no permission, or no regular file), "file-empty" or "lfs-pointer". */
 const char *vlai_file_fault(const char *path);
 
 VLA_END_DECLS

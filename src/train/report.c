@@ -10,11 +10,13 @@
 #include "train/report_bench.h"
 #include "train/report_svg.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { PATH = 4096, PICTURES = 24, PICTURE_BYTES = 8 << 20 };
 
@@ -528,6 +530,8 @@ vla_status vlai_report_write(const char *run, const char *out, vlai_report_summa
     vla_status status;
     vla_error why = VLA_ERROR_INIT;
     *summary = (vlai_report_summary){0};
+    if (access(run, R_OK | X_OK) != 0 && errno == EACCES)
+        return vlai_fail(err, VLA_E_IO, "%s: cannot open: %s", run, strerror(errno));
     if (!vlai_is_dir(run))
         return vlai_fail_hint(err, VLA_E_NOT_FOUND, "name checkpoint.save_path of the training", "%s: no such run folder", run);
     if (!vlai_path_join(predict_dir, sizeof predict_dir, run, "predict") ||

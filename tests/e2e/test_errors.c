@@ -412,6 +412,29 @@ static void forbidden(void **state)
              "c=$?; chmod 755 set; exit $c", root ? AS_NOBODY : "");
     shell(line);
     tiny_said("set/meta/info.json: cannot open: Permission denied");
+    /* Nor is what may not be looked at said to be missing, or passed over in silence. */
+    static const struct {
+        const char *closed, *command;
+        int code;
+        const char *part;
+    } rows[] = {
+        {"set/meta", "check set", 3, "meta/info.json: the file is not readable (no permission, or no regular file)"},
+        {"set/meta/info.json", "check set", 3, "look at the rights of the file"},
+        {"set/meta/tasks.parquet", "check set", 3, "meta/tasks.parquet: the file is not readable (no permission"},
+        {"set/videos", "check set", 3, "cannot open: Permission denied"},
+        {"set/data", "check set", 3, "Permission denied"},
+        {"sets/hidden", "check sets", 0, "sets/hidden: cannot open directory: Permission denied: no data set is looked for there"},
+        {"run", "report run", 3, "run: cannot open: Permission denied"},
+    };
+    shell("mkdir -p closed/sets/hidden && cp -r closed/set closed/sets/open");
+    if (root)
+        shell("chown -R 65534 closed/sets");
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        snprintf(line, sizeof line, "cd closed && mode=$(stat -c %%a %s) && chmod 000 %s && { %s" VLA_TEST_PROGRAM " %s >../log 2>&1; [ $? = %d ]; }; "
+                 "c=$?; chmod $mode %s; exit $c", rows[i].closed, rows[i].closed, root ? AS_NOBODY : "", rows[i].command, rows[i].code, rows[i].closed);
+        shell(line);
+        tiny_said(rows[i].part);
+    }
 }
 
 /* What resuming may pass over is one of what it compares, with a checkpoint or without. */
