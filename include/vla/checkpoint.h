@@ -63,8 +63,8 @@ typedef struct vla_checkpoint_writer_options {
 
 VLA_BEGIN_DECLS
 
-/* Weights alone, as a file that other frameworks read. Loading is strict: every parameter of the store with its shape,
- * and no other tensor; the error names what is missing, unexpected and reshaped. */
+/* Weights alone, as a file that other frameworks read; it is written whole or not at all. Loading is strict: every parameter of the
+ * store with its shape, and no other tensor; the error (SHAPE) names what is missing, unexpected and reshaped. */
 VLA_API vla_status vla_store_save(const vla_store *store, const char *path, vla_error *err);
 VLA_API vla_status vla_store_load(vla_store *store, const char *path, vla_error *err);
 
@@ -83,7 +83,8 @@ VLA_API vla_status vla_checkpoint_save(vla_checkpoint_writer *writer, const vla_
 VLA_API vla_status vla_checkpoint_wait(vla_checkpoint_writer *writer, const char **path, vla_error *err);
 
 /* `path`: a checkpoint, or a run folder, of which the newest whole checkpoint is taken. A half-written or damaged checkpoint
- * is refused when it is named, and skipped with a warning in a run folder. */
+ * is refused when it is named, and skipped with a warning in a run folder. Errors: NOT_FOUND (also: no whole one in the run), CORRUPT
+ * and FORMAT of damage, UNSUPPORTED of a newer format. Closed with vla_checkpoint_close; the texts of path and state live until then. */
 VLA_API vla_status vla_checkpoint_open(const char *path, vla_checkpoint **out, vla_error *err);
 VLA_API void vla_checkpoint_close(vla_checkpoint *checkpoint);
 VLA_API const char *vla_checkpoint_path(const vla_checkpoint *checkpoint);

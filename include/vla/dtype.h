@@ -29,8 +29,8 @@ typedef enum vla_dtype {
 
 VLA_BEGIN_DECLS
 
-VLA_API size_t vla_dtype_size(vla_dtype dtype);
-VLA_API const char *vla_dtype_name(vla_dtype dtype); /* the safetensors spelling */
+VLA_API size_t vla_dtype_size(vla_dtype dtype);      /* bytes of an element; 0 for NONE and the symbolic types of a graph */
+VLA_API const char *vla_dtype_name(vla_dtype dtype); /* the safetensors spelling; of other numbers "?" */
 
 VLA_END_DECLS
 

@@ -67,6 +67,7 @@ VLA_API vla_dtype vla_value_dtype(const vla_graph *graph, vla_value value);
 VLA_API vla_value vla_matmul(vla_graph *g, vla_value a, vla_value b, int transpose_a, int transpose_b, vla_value bias);
 /* x [N,K], w [M,K], bias [M] or none -> [N,M] = x w^T + bias. */
 VLA_API vla_value vla_linear(vla_graph *g, vla_value x, vla_value w, vla_value bias);
+/* By element: a, b of one shape and floating type, as is the result. */
 VLA_API vla_value vla_add(vla_graph *g, vla_value a, vla_value b);
 VLA_API vla_value vla_sub(vla_graph *g, vla_value a, vla_value b);
 VLA_API vla_value vla_mul(vla_graph *g, vla_value a, vla_value b);

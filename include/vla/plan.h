@@ -62,6 +62,7 @@ typedef struct vla_plan_options {
 
 typedef struct vla_plan vla_plan;
 
+/* Bytes. */
 typedef struct vla_plan_memory {
     size_t weights;     /* compute copies of the parameters */
     size_t gradients;

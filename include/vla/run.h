@@ -105,8 +105,10 @@ VLA_API vla_status vla_store_read(const vla_store *store, vla_store_kind kind, s
                                   vla_error *err);
 VLA_API vla_numerics vla_store_numerics(const vla_store *store);
 
+/* On the CPU. threads: of the host, the caller's among them; 0 = one per core. */
 VLA_API vla_status vla_executor_create(int threads, vla_executor **out, vla_error *err);
-/* device: "cpu", "cuda" or "cuda:N" (in a build with CUDA). */
+/* device: "cpu", "cuda" or "cuda:N". Errors: INVALID for another word, UNSUPPORTED in a build without CUDA, CUDA
+ * where the machine has no such device. */
 VLA_API vla_status vla_executor_create_on(const char *device, int threads, vla_executor **out, vla_error *err);
 VLA_API const char *vla_executor_device(const vla_executor *executor); /* "cpu" or "cuda" */
 VLA_API void vla_executor_destroy(vla_executor *executor);
@@ -136,7 +138,7 @@ VLA_API vla_status vla_run_execute(vla_run *run, vla_error *err);
  *
  *     fill(run), vla_run_submit(run, &err);
  *     for (;;) {
- *         vla_run_other_inputs(run), fill(run), vla_run_submit(run, &err);
+ *         vla_run_other_inputs(run, &err), fill(run), vla_run_submit(run, &err);
  *         vla_run_wait(run, &err);                 // of the execution before
  *         loss = *(float *)vla_run_data(run, "loss");
  *     } */
@@ -145,6 +147,7 @@ VLA_API vla_status vla_run_wait(vla_run *run, vla_error *err);
 VLA_API vla_status vla_run_other_inputs(vla_run *run, vla_error *err);
 /* Where an input or a named result stands; NULL when the plan has none of that name (it may be dead). */
 VLA_API void *vla_run_data(const vla_run *run, const char *name);
+/* The same with type and shape as the plan has them; all zero when there is none of that name. The name is the plan's. */
 VLA_API vla_tensor vla_run_tensor(const vla_run *run, const char *name);
 
 /* What the update does to each parameter, in store order. */

@@ -110,7 +110,8 @@ typedef struct vla_metric {
     double value;
 } vla_metric;
 
-/* One step, as metrics.jsonl has it; also validations and saves, for whoever shows progress. */
+/* One step, as metrics.jsonl has it; also validations and saves, for whoever shows progress. Its texts and lists are lent until the
+ * trainer is called again. */
 typedef struct vla_record {
     vla_record_kind kind;
     int64_t step;    /* steps completed */
@@ -124,8 +125,7 @@ typedef struct vla_record {
     double part[VLA_RECORD_PARTS], smooth_part[VLA_RECORD_PARTS]; /* the same, each over the last loss_smooth steps that had it */
     double rate, next_rate; /* of the base group: of this step, of the next */
     double grad_norm;       /* before the clip; 0 without clip */
-    /* Rates by group ("lr_group/NAME", where there are several), channels, and in their steps norms of parameters. Lent until
-     * the next step or validation. */
+    /* Rates by group ("lr_group/NAME", where there are several), channels, and in their steps norms of parameters. */
     const vla_metric *more;
     int more_count;
     double step_seconds, stall_seconds, samples_per_second, teraflops, eta_seconds;
@@ -224,6 +224,7 @@ VLA_API vla_status vla_trainer_step(vla_trainer *trainer, vla_record *record, vl
 VLA_API vla_status vla_trainer_run(vla_trainer *trainer, vla_error *err);
 /* Mean losses over all validation samples; not before a trainer has some. */
 VLA_API vla_status vla_trainer_validate(vla_trainer *trainer, vla_record *record, vla_error *err);
+/* The trainer's parameters: borrowed, until it is destroyed. */
 VLA_API vla_store *vla_trainer_store(vla_trainer *trainer);
 VLA_API int64_t vla_trainer_steps_done(const vla_trainer *trainer);
 /* Builds the plan of the next batch, so that memory is known before the first step. */

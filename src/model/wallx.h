@@ -33,13 +33,13 @@ typedef struct vlai_wallx_tokens {
     int64_t action, propri, pad;
 } vlai_wallx_tokens;
 
-/* One micro-batch on the host. Borrowed pointers; NULL where the reference receives None. */
 /* Working memory of vlai_wallx_fill. Zero at first; released with vlai_free(data). */
 typedef struct vlai_wallx_scratch {
     void *data;
     size_t capacity;
 } vlai_wallx_scratch;
 
+/* One micro-batch on the host. Borrowed pointers; NULL where the reference receives None. */
 typedef struct vlai_wallx_batch {
     int64_t samples;
     const int64_t *offset; /* [samples+1]: sample s owns tokens offset[s] .. offset[s+1] */
@@ -100,7 +100,7 @@ vla_status vlai_wallx_shape_plan(const vlai_wallx_config *config, int64_t sample
                                  int64_t images, const int32_t *grid, vlai_wallx_shape *out, vla_error *err);
 
 /* Adds every parameter of the model to a store, in checkpoint order. group_of (may be NULL: 0) gives the learning-rate
- * group by name. `lm_head`: also an untied head. */
+ * group by name. An untied head (config->tie_word_embeddings false) is one of them. */
 vla_status vlai_wallx_params(const vlai_wallx_config *config, int (*group_of)(const char *name, void *user), void *user,
                              vla_store *store, vla_error *err);
 

@@ -3,7 +3,7 @@
  *
  *     vlai_wallx_config c;
  *     VLA_TRY(vlai_wallx_config_load("configs/wall-oss-0.5/config.json", &c, err));
- *     VLA_TRY(vlai_wallx_config_update(&c, train, err));      // dof layout, loss weights, state string
+ *     VLA_TRY(vlai_wallx_config_update(&c, train, false, err)); // dof layout, loss weights, state string
  *
  * Plain data without pointers: copy it freely. Every shape constraint has been checked by load. */
 #ifndef VLAI_WALLX_CONFIG_H

@@ -4,7 +4,7 @@
  *     o.checkpoint = "run";                                // a run folder (its newest checkpoint) or a checkpoint
  *     vlai_predict *p;
  *     VLA_TRY(vlai_predict_create(&o, &p, err));
- *     VLA_TRY(vlai_predict_run(p, err));                   // fills p->result and the frames
+ *     VLA_TRY(vlai_predict_run(p, err));                   // vlai_predict_get(p): errors and frames
  *     VLA_TRY(vlai_predict_save(p, "run/predict", err));   // CSV, JSON, PNG
  *     vlai_predict_destroy(p);
  *
