@@ -113,7 +113,11 @@ static vla_status set(arguments *a, int row, const char *value, vla_error *err)
     case INTEGER:
         *(int64_t *)to = strtoll(value, &end, 10);
         break;
-    case UNSIGNED: *(uint64_t *)to = strtoull(value, &end, 10); break;
+    case UNSIGNED:
+        *(uint64_t *)to = strtoull(value, &end, 10);
+        if (strchr(value, '-')) /* which strtoull takes, and wraps around */
+            end = NULL;
+        break;
     case REAL:
         *(double *)to = strtod(value, &end);
         if (!isfinite(*(double *)to) || *(double *)to <= 0)

@@ -7,7 +7,6 @@
 #include "base/text.h"
 
 #include <math.h>
-#include <stdarg.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -16,15 +15,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { LINE = 32768, PATH = 4096, ENDING = 16 };
+enum { PATH = 4096, ENDING = 16 };
 
 #define PREDICTIONS "predict" /* the folder of `vla predict` */
 
 struct vlai_metrics {
     vlai_appender steps, validations;
     bool steps_open, validations_open;
-    char line[LINE];
-    size_t used;
+    vlai_text line; /* kept from one record to the next */
 };
 
 /* Step of a line that this file has written: {"step": N, ... */
@@ -148,56 +146,29 @@ void vlai_metrics_close(vlai_metrics *m)
         vlai_append_close(&m->steps);
     if (m->validations_open)
         vlai_append_close(&m->validations);
+    vlai_text_fini(&m->line);
     vlai_free(m);
 }
 
-static void put(vlai_metrics *m, const char *format, ...) __attribute__((format(printf, 2, 3)));
-static void put(vlai_metrics *m, const char *format, ...)
+static void put_real(vlai_text *line, double value)
 {
-    va_list args;
-    va_start(args, format);
-    int n = vsnprintf(m->line + m->used, LINE - m->used, format, args);
-    va_end(args);
-    if (n > 0)
-        m->used = m->used + (size_t)n < LINE ? m->used + (size_t)n : LINE - 1;
+    if (isfinite(value))
+        vlai_text_real(line, value);
+    else
+        vlai_text_puts(line, "null");
 }
 
-static void put_real(vlai_metrics *m, double value)
+static void put_key(vlai_text *line, const char *key)
 {
-    if (!isfinite(value)) {
-        put(m, "null");
-        return;
-    }
-    char shortest[40];
-    for (int digits = 1; digits <= 17; digits++) {
-        snprintf(shortest, sizeof shortest, "%.*g", digits, value);
-        if (strtod(shortest, NULL) == value)
-            break;
-    }
-    put(m, "%s", shortest);
+    vlai_text_puts(line, line->size > 1 ? ", " : "");
+    vlai_text_json(line, key);
+    vlai_text_puts(line, ": ");
 }
 
-/* Names of groups and data sets are the user's. */
-static void put_key(vlai_metrics *m, const char *key)
+static void put_named(vlai_text *line, const char *name, double value)
 {
-    put(m, "%s\"", m->used > 1 ? ", " : "");
-    for (; *key; key++)
-        put(m, *key == '"' || *key == '\\' ? "\\%c" : (unsigned char)*key < 0x20 ? "\\u%04x" : "%c", (unsigned char)*key);
-    put(m, "\": ");
-}
-
-static void put_reals(vlai_metrics *m, const char *const *names, const double *values, int count)
-{
-    for (int i = 0; i < count; i++) {
-        put_key(m, names[i]);
-        put_real(m, values[i]);
-    }
-}
-
-static void put_more(vlai_metrics *m, const vla_record *r)
-{
-    for (int i = 0; i < r->more_count; i++)
-        put_reals(m, &r->more[i].name, &r->more[i].value, 1);
+    put_key(line, name);
+    put_real(line, value);
 }
 
 /* How a field is written. PARTS, MORE: all of these, under their own names. */
@@ -239,26 +210,34 @@ static bool belongs(lines which, const vla_record *r)
 
 vla_status vlai_metrics_put(vlai_metrics *m, const vla_record *r, vla_error *err)
 {
-    m->used = 0;
-    put(m, "{");
+    vlai_text *line = &m->line;
+    line->size = 0;
+    vlai_text_puts(line, "{");
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         const void *field = (const char *)r + rows[i].field;
         if (!belongs(rows[i].lines, r))
             continue;
         if (rows[i].key)
-            put_key(m, rows[i].key);
+            put_key(line, rows[i].key);
         switch (rows[i].form) {
-        case COUNT: put(m, "%lld", (long long)*(const int64_t *)field); break;
-        case FLAG: put(m, "%d", *(const int *)field); break;
-        case BYTES: put(m, "%llu", (unsigned long long)*(const uint64_t *)field); break;
-        case REAL: put_real(m, *(const double *)field); break;
-        case MILLISECONDS: put(m, "%.3f", 1e3 * *(const double *)field); break;
-        case THOUSANDTHS: put(m, "%.3f", *(const double *)field); break;
-        case SIX_DIGITS: put(m, "%.6g", *(const double *)field); break;
-        case PARTS: put_reals(m, r->part_name, r->part, r->parts); break;
-        case MORE: put_more(m, r); break;
+        case COUNT: vlai_text_printf(line, "%lld", (long long)*(const int64_t *)field); break;
+        case FLAG: vlai_text_printf(line, "%d", *(const int *)field); break;
+        case BYTES: vlai_text_printf(line, "%llu", (unsigned long long)*(const uint64_t *)field); break;
+        case REAL: put_real(line, *(const double *)field); break;
+        case MILLISECONDS: vlai_text_printf(line, "%.3f", 1e3 * *(const double *)field); break;
+        case THOUSANDTHS: vlai_text_printf(line, "%.3f", *(const double *)field); break;
+        case SIX_DIGITS: vlai_text_printf(line, "%.6g", *(const double *)field); break;
+        case PARTS:
+            for (int k = 0; k < r->parts; k++)
+                put_named(line, r->part_name[k], r->part[k]);
+            break;
+        case MORE:
+            for (int k = 0; k < r->more_count; k++)
+                put_named(line, r->more[k].name, r->more[k].value);
+            break;
         }
     }
-    put(m, "}\n");
-    return vlai_append(r->kind == VLA_RECORD_STEP ? &m->steps : &m->validations, m->line, m->used, err);
+    vlai_text_puts(line, "}\n");
+    VLA_TRY(vlai_text_status(line, err));
+    return vlai_append(r->kind == VLA_RECORD_STEP ? &m->steps : &m->validations, line->data, line->size, err);
 }

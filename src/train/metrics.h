@@ -2,7 +2,7 @@
  *
  *     vlai_metrics *m;
  *     VLA_TRY(vlai_metrics_open("run", 10, &m, err));   // resumed after step 10: lines of later steps are removed
- *     VLA_TRY(vlai_metrics_put(m, &record, err));       // formats into its own buffer: nothing is allocated
+ *     VLA_TRY(vlai_metrics_put(m, &record, err));       // formats into a buffer that it keeps
  *     vlai_metrics_close(m);
  *
  * A run that begins at step 0 where files of these names lie renames them to NAME.old; so does every run with `predict`, when that is of

@@ -309,6 +309,7 @@ static void senseless_arguments(void **state)
         {"bench --config tiny.yml --text-tokens 1000001", {"--text-tokens 1000001", "at most 1000000"}},
         {"bench --config tiny.yml --against none", {"--against goes with --nproc"}},
         {"init none --preset demo --threads 4097", {"--threads: 4097", "0 to 4096"}},
+        {"init none --preset demo --seed -1", {"--seed: '-1' is not a whole number"}},
         {"init none --preset demo --dry-run=1", {"--dry-run takes no value"}},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
