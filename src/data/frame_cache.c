@@ -2,6 +2,7 @@
 
 #include "base/fail.h"
 #include "base/io.h"
+#include "base/log.h"
 #include "base/memory.h"
 
 #include <errno.h>
@@ -39,7 +40,7 @@ struct vlai_frame_cache {
     uint64_t row_bytes, index_bytes;
     uint64_t *offsets; /* of each camera inside a row, and the end */
     atomic_uchar *states;
-    atomic_int full;
+    atomic_int full, cut; /* cut: the file is shorter than the map, of which nothing may be touched any more */
     atomic_llong hits, misses, stored;
 };
 
@@ -177,9 +178,23 @@ void vlai_frame_cache_close(vlai_frame_cache *c)
     vlai_free(c);
 }
 
+/* Whether the file is as long as the map. Nobody makes one longer again that was cut: its gaps would pass for pictures. */
+static bool is_whole(vlai_frame_cache *c)
+{
+    struct stat st;
+    if (atomic_load(&c->cut))
+        return false;
+    if (fstat(c->fd, &st) == 0 && (uint64_t)st.st_size >= c->map_size)
+        return true;
+    atomic_store(&c->full, 1);
+    if (!atomic_exchange(&c->cut, 1))
+        vlai_warn("%s: the frame cache was cut by another program: pictures are decoded again from here on", c->path);
+    return false;
+}
+
 const uint8_t *vlai_frame_cache_get(vlai_frame_cache *c, int64_t row, int64_t camera)
 {
-    if (row < 0 || row >= c->rows) {
+    if (row < 0 || row >= c->rows || !is_whole(c)) {
         atomic_fetch_add(&c->misses, 1);
         return NULL;
     }
@@ -199,7 +214,7 @@ const uint8_t *vlai_frame_cache_get(vlai_frame_cache *c, int64_t row, int64_t ca
 
 void vlai_frame_cache_put(vlai_frame_cache *c, int64_t row, int64_t camera, const uint8_t *picture)
 {
-    if (row < 0 || row >= c->rows || atomic_load(&c->full))
+    if (row < 0 || row >= c->rows || atomic_load(&c->full) || !is_whole(c))
         return;
     int64_t entry = row * c->cameras + camera;
     unsigned char unknown = UNKNOWN;

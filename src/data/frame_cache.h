@@ -11,7 +11,9 @@
  *
  * Every picture carries a hash that is checked at its first use in a process, so that a file torn by a crash or a full disk
  * costs time, never a wrong picture. Pictures are written with pwrite, so that a full disk is an error code and not a signal;
- * the cache then stops taking more. Threads: any number may get and put; processes may share a file (pictures are a pure
+ * the cache then stops taking more. When somebody cuts the file of a cache in use, it gives and takes nothing any more; only one who
+ * does so while a picture is being copied out of the map ends the process, since pread instead of the map would cost each sample a third
+ * more of a worker's time. Threads: any number may get and put; processes may share a file (pictures are a pure
  * function of row and camera). `get` borrows from the map until close. */
 #ifndef VLAI_FRAME_CACHE_H
 #define VLAI_FRAME_CACHE_H
@@ -36,7 +38,7 @@ typedef struct vlai_frame_cache_stats {
     int64_t rows;         /* that fit */
     int64_t hits, misses; /* of get */
     int64_t stored;       /* by put */
-    int full;             /* a write failed: no more is taken */
+    int full;             /* a write failed, or the file was cut: no more is taken */
 } vlai_frame_cache_stats;
 
 vla_status vlai_frame_cache_open(const vlai_frame_cache_options *options, vlai_frame_cache **out, vla_error *err);
