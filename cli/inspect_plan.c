@@ -178,6 +178,9 @@ static vla_status load(request *r, model *m, vla_error *err)
     VLA_TRY(vlai_config_load(r->config, r->overrides, r->override_count, &m->train, err));
     if (!m->train->model.config_path)
         return vlai_fail_hint(err, VLA_E_INVALID, "set model.config_path to a config.json", "%s: no architecture file", r->config);
+    if (m->train->data.use_fast_tokenizer)
+        return vlai_fail_hint(err, VLA_E_UNSUPPORTED, "`vla preflight` counts them and plans", "%s: the plan depends on the number of action tokens, "
+                              "which the data set decides", m->train->path);
     VLA_TRY(vlai_wallx_config_load(m->train->model.config_path, &m->config, err));
     VLA_TRY(vlai_wallx_config_update(&m->config, m->train, false, err));
     if (strcmp(r->device, "null") && strcmp(r->device, "cpu"))

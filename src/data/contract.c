@@ -24,6 +24,7 @@ void vlai_contract_fini(vlai_contract *c)
     vlai_layout_fini(&c->dof);
     vlai_norm_fini(&c->state);
     vlai_norm_fini(&c->action);
+    vlai_fast_close(c->fast);
     vlai_free(c->cameras);
     vlai_free(c->tokens);
     vlai_arena_fini(&c->arena);
@@ -180,6 +181,10 @@ json_t *vlai_contract_to_json(const vlai_contract *c)
                                (json_int_t)c->state_bins, "discrete_actions", c->discrete, "max_length",
                                (json_int_t)c->max_length, "truncate", c->truncate, "padding_side",
                                c->pads_left ? "left" : "right", "picture_order", c->feature_order ? "features" : "mapping");
+    if (c->fast && json_object_set_new(prompt, "action_tokens", vlai_fast_to_json(c->fast))) {
+        json_decref(prompt);
+        prompt = NULL;
+    }
     const vlai_image_processor *p = &c->image;
     json_t *image = json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:o, s:o}", "resize", "bicubic, Pillow 12", "patch_size",
                               (json_int_t)p->patch, "temporal_patch_size", (json_int_t)p->temporal, "merge_size",

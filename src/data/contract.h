@@ -20,7 +20,7 @@
 #include "data/normalise.h"
 #include "data/rotation.h"
 #include "image/patchify.h"
-#include "text/tokenizer.h"
+#include "text/fast_actions.h"
 #include "vla/dataset.h"
 
 VLA_BEGIN_DECLS
@@ -50,6 +50,7 @@ typedef struct vlai_contract {
     bool state_string;       /* the state is written into the prompt */
     int64_t state_bins;
     bool discrete;           /* discrete action tokens instead of flow placeholders */
+    vlai_fast *fast;         /* what writes them; owned; NULL: the caller gives their ids, or there are none */
     bool pads_left;          /* padded layout only */
     bool truncate;           /* longer prompts are cut, as in the reference, instead of refused */
     int64_t max_length;      /* tokens per sample; 0 = unlimited */

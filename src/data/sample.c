@@ -75,6 +75,8 @@ void vlai_sample_fini(vlai_sample *sample)
     vlai_text_fini(&sample->prompt);
     vlai_text_fini(&sample->text);
     vlai_ids_fini(&sample->ids);
+    vlai_ids_fini(&sample->action_tokens);
+    vlai_free(sample->labels);
     *sample = (vlai_sample){0};
 }
 
@@ -206,6 +208,29 @@ static vla_status check_placeholders(const vlai_sampler *s, const vlai_sample_in
     return VLA_OK;
 }
 
+/* The chunk as discrete tokens, unless the caller brings them. A prediction has none. */
+static vla_status write_actions(const vlai_sampler *s, const vlai_sample_input *in, vlai_sample *out, vla_error *err)
+{
+    const vlai_contract *c = s->contract;
+    out->action_tokens.count = 0;
+    out->action_token_count = in->action_token_count;
+    if (!c->discrete || !c->fast || in->action_tokens || !in->action)
+        return VLA_OK;
+    VLA_TRY(vlai_fast_encode(c->fast, out->action, out->dof_mask, out->horizon, out->action_width, &out->action_tokens, err));
+    out->action_token_count = out->action_tokens.count;
+    return VLA_OK;
+}
+
+static vla_status label(const vlai_sampler *s, vlai_sample *out, vla_error *err)
+{
+    out->labelled = 0;
+    if (!out->discrete)
+        return VLA_OK;
+    VLA_TRY(room((void **)&out->labels, &out->label_capacity, out->ids.capacity * sizeof *out->labels, err));
+    return vlai_prompt_labels(s->tok, &s->tokens, out->text.data, out->text.size, out->ids.data, out->ids.count, out->labels, &out->labelled,
+                              err);
+}
+
 static vla_status prepare_text(vlai_sampler *s, const vlai_sample_input *in, vlai_sample *out, vla_error *err)
 {
     const vlai_contract *c = s->contract;
@@ -226,14 +251,16 @@ static vla_status prepare_text(vlai_sampler *s, const vlai_sample_input *in, vla
         vlai_state_string(out->state, out->state_mask, out->state_width, c->state_bins, &s->state_text);
         VLA_TRY(vlai_text_status(&s->state_text, err));
     }
+    VLA_TRY(write_actions(s, in, out, err));
     int64_t counts[VLAI_MAX_CAMERAS];
     for (size_t i = 0; i < c->camera_count; i++)
         counts[i] = vlai_image_tokens(&c->image, out->pictures[i].grid);
     vlai_prompt_fill fill = {
         .state = c->state_string ? s->state_text.data ? s->state_text.data : "" : NULL,
         .discrete = c->discrete,
-        .action_tokens = in->action_tokens,
-        .action_token_count = in->action_token_count,
+        .open = !in->action && !in->action_tokens,
+        .action_tokens = in->action_tokens ? in->action_tokens : out->action_tokens.data,
+        .action_token_count = out->action_token_count,
         .image_tokens = counts,
         .image_count = c->camera_count,
     };
@@ -243,10 +270,10 @@ static vla_status prepare_text(vlai_sampler *s, const vlai_sample_input *in, vla
     if (missing)
         return vlai_fail(err, VLA_E_INVALID, "the instruction holds %zu picture placeholders of its own: '%s'", missing, in->task);
     out->discrete = c->discrete;
-    out->action_token_count = in->action_token_count;
     VLA_TRY(vlai_id_encoder_run(s->encoder, out->text.data, out->text.size, &out->ids, err));
     if (!c->truncate && c->max_length > 0 && out->ids.count > (size_t)c->max_length)
         return vlai_prompt_too_long(out->ids.count, c->max_length, out->text.data, err);
+    VLA_TRY(label(s, out, err));
     return check_placeholders(s, in, out, err);
 }
 

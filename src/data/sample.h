@@ -23,14 +23,14 @@ enum { VLAI_MAX_CAMERAS = 16 };
 typedef struct vlai_sample_input {
     const float *state;      /* (state_dims) as in the data set */
     int64_t state_dims;
-    const float *action;     /* (contract horizon, action_dims); NULL for a prediction */
+    const float *action;     /* (contract horizon, action_dims); NULL for a prediction, whose text ends where action tokens begin */
     int64_t action_dims;
     const uint8_t *action_is_pad; /* (contract horizon), 1 = repeated past the episode's end: carries no loss. NULL = none */
     const vla_picture *pictures; /* in the order of the contract's cameras */
     const uint8_t *const *resized; /* per camera: the picture at its final size, or NULL to resize it; NULL = none. The
                                       entry of `pictures` then gives the original size only */
     const char *task;
-    const int32_t *action_tokens; /* discrete actions */
+    const int32_t *action_tokens; /* discrete actions; NULL: written by the contract's FAST processor */
     size_t action_token_count;
     int64_t row, episode, frame; /* copied to the sample; named in errors */
 } vlai_sample_input;
@@ -55,9 +55,12 @@ typedef struct vlai_sample {
     vlai_text prompt, text;    /* as the data set gives it; as it is tokenised */
     vlai_ids ids;              /* without pads */
     bool discrete;
+    vlai_ids action_tokens;    /* numbers of <|action_token_i|>, where the sampler wrote them */
     size_t action_token_count;
+    int64_t *labels;           /* of ids, -100 = none; of discrete samples alone */
+    size_t labelled;           /* how many there are */
     int64_t row, episode, frame;
-    size_t number_capacity, pixel_capacity;
+    size_t number_capacity, pixel_capacity, label_capacity;
 } vlai_sample;
 
 typedef struct vlai_sampler vlai_sampler;

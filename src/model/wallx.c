@@ -398,11 +398,17 @@ static vla_value widen(builder *b, vla_value x)
     return more ? vla_concat_cols(b->g, 2, (vla_value[]){x, vla_fill(b->g, VLA_COMPUTE, 2, (int64_t[]){rows, more}, 0)}) : x;
 }
 
+/* Of the rows whose next token has a label. */
+static vla_value logits_of(builder *b, vla_value hidden, vla_value table)
+{
+    vla_value rows = vla_gather_rows(b->g, hidden, ints(b, "label_rows", b->s->labels, -1), -1);
+    return vla_cast(b->g, vla_linear(b->g, rows, table, VLA_NONE), VLA_PRECISE);
+}
+
 static vla_value cross_entropy(builder *b, vla_value hidden, vla_value table)
 {
     vla_graph *g = b->g;
-    vla_value rows = vla_gather_rows(g, hidden, ints(b, "label_rows", b->s->labels, -1), -1);
-    vla_value logits = vla_cast(g, vla_linear(g, rows, table, VLA_NONE), VLA_PRECISE);
+    vla_value logits = logits_of(b, hidden, table);
     act(b, logits, "ce_logits");
     vla_loss loss = vla_cross_entropy(g, logits, ints(b, "label_ids", b->s->labels, -1));
     vla_graph_name(g, loss.error, "ce_error");
@@ -482,9 +488,14 @@ static void build(builder *b)
         vla_graph_name(g, out, "action.out");
         return;
     }
-    vla_value loss = VLA_NONE;
+    vla_value loss = VLA_NONE, head = VLA_NONE;
+    if (b->s->labels >= 0)
+        head = c->tie_word_embeddings ? table : param(b, VLA_COMPUTE, "lm_head.weight", c->vocab_size, c->hidden_size);
+    if (b->o.next) {
+        vla_graph_name(g, logits_of(b, hidden0, head), "next");
+        return;
+    }
     if (b->s->labels >= 0) {
-        vla_value head = c->tie_word_embeddings ? table : param(b, VLA_COMPUTE, "lm_head.weight", c->vocab_size, c->hidden_size);
         vla_value hidden = b->s->action_labels ? vla_concat_rows(g, hidden0, widen(b, hidden1)) : hidden0;
         loss = vla_scale(g, cross_entropy(b, hidden, head), c->ar_loss_weight);
     }

@@ -90,6 +90,7 @@ typedef struct vlai_wallx_options {
     bool inference;   /* no loss: input "x_t" instead of noise and action, result "action.out" */
     bool keep_prefix; /* with inference: results "cache.k.L", "cache.v.L" [tokens0, kv width], rotated, of every layer */
     bool from_prefix; /* with inference: the action rows alone, against inputs of those names */
+    bool next;        /* no loss: result "next" [labels, vocabulary], logits of the token after each row that has a label behind it */
 } vlai_wallx_options;
 
 /* `bucket`: round rows up to the largest power of two <= rows/64; false: exact. */
@@ -159,6 +160,17 @@ typedef struct vlai_wallx_sample_options {
  * at t = s, still normalised. */
 vla_status vlai_wallx_sample(vlai_wallx_sampler *sampler, const vlai_wallx_tokens *tokens, const vlai_wallx_batch *batch,
                              const vlai_wallx_sample_options *options, float *out, vla_error *err);
+
+/* Writing text (vla predict of action tokens): the most likely token after the text of every sample, again and again, as
+ * generate_text of the reference does it without retries; a placeholder of pictures, actions or state ends a text. Every token takes a forward pass over the whole text. */
+typedef struct vlai_wallx_writer vlai_wallx_writer;
+vla_status vlai_wallx_writer_create(const vlai_wallx_config *config, vla_store *store, vla_executor *executor,
+                                    vlai_wallx_writer **out, vla_error *err);
+void vlai_wallx_writer_destroy(vlai_wallx_writer *writer); /* accepts NULL */
+/* Goes on after the batch's texts until each has written `end` or `most` tokens. ids [samples, most]; count [samples]: how many
+ * each has written, without `end`. Actions, labels and masks of the batch are not read. */
+vla_status vlai_wallx_write(vlai_wallx_writer *writer, const vlai_wallx_tokens *tokens, const vlai_wallx_batch *batch, int32_t end,
+                            int64_t most, int32_t *ids, int64_t *count, vla_error *err);
 
 VLA_END_DECLS
 

@@ -16,6 +16,15 @@ static int64_t round_rows(int64_t rows, bool bucket)
     return (rows + step - 1) / step * step;
 }
 
+/* Labels are few and their number differs from batch to batch: coarser steps keep the number of plans down. */
+static int64_t round_labels(int64_t labels, bool bucket)
+{
+    int64_t step = 1;
+    while (bucket && step * 2 <= labels / 8)
+        step *= 2;
+    return (labels + step - 1) / step * step;
+}
+
 static int64_t pairs_of(int64_t samples, int64_t tokens)
 {
     int64_t s = samples ? tokens / samples : 0;
@@ -137,7 +146,7 @@ vla_status vlai_wallx_shape_of(const vlai_wallx_config *c, const vlai_wallx_toke
         return vlai_fail(err, VLA_E_INVALID, "the prompt has <|propri|> but %s", b->state ? "the model takes the state as text" : "no state is given");
     out->tokens0 = round_rows(zero, bucket);
     if (out->labels > 0)
-        out->labels = round_rows(out->labels, bucket);
+        out->labels = round_labels(out->labels, bucket);
     if (b->pixels) {
         out->pixel_bytes = out->patches * 3 * c->vision.patch_size * c->vision.patch_size;
         memcpy(out->mean, b->mean, sizeof out->mean);
@@ -371,7 +380,9 @@ static vla_status fill_tokens(const vlai_wallx_config *c, const vlai_wallx_token
             /* The row predicts the next token of its sample. Rows of stream 1 stand behind those of stream 0. */
             if (label_rows && b->labels && i + 1 < end && b->labels[i + 1] >= 0) {
                 label_rows[labels] = (int32_t)(e ? shape->tokens0 + row : row);
-                label_ids[labels++] = b->labels[i + 1];
+                if (label_ids) /* of a loss */
+                    label_ids[labels] = b->labels[i + 1];
+                labels++;
             }
             if (e)
                 continue;
@@ -399,8 +410,11 @@ static vla_status fill_tokens(const vlai_wallx_config *c, const vlai_wallx_token
             rows_of[0][2 * row] = rows_of[0][2 * row + 1] = 0;
         }
     }
-    for (; label_rows && labels < shape->labels; labels++)
-        label_rows[labels] = label_ids[labels] = -1;
+    for (; label_rows && labels < shape->labels; labels++) {
+        label_rows[labels] = -1;
+        if (label_ids)
+            label_ids[labels] = -1;
+    }
     for (int64_t i = 0; qpos && i < n; i++)
         qpos[i] = (int32_t)i;
     if (rows)

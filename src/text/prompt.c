@@ -186,7 +186,7 @@ void vlai_prompt_finish(const char *prompt, const vlai_prompt_fill *fill, size_t
             vlai_text_puts(out, fill->state);
             p += propri_size;
         } else if (!strncmp(p, fast_slot, slot_size)) {
-            if (fill->discrete) {
+            if (fill->discrete && !fill->open) {
                 for (size_t i = 0; i < fill->action_token_count; i++)
                     vlai_text_printf(out, "<|action_token_%d|>", fill->action_tokens[i]);
                 vlai_text_puts(out, "<|im_end|>\n");

@@ -45,6 +45,7 @@ void vlai_state_string(const float *state, const float *mask, int64_t n, int64_t
 typedef struct vlai_prompt_fill {
     const char *state;            /* replaces <|propri|>; NULL leaves it */
     bool discrete;                /* action tokens in place of the flow placeholders */
+    bool open;                    /* and none yet: the text ends where they begin */
     const int32_t *action_tokens; /* numbers of <|action_token_i|> */
     size_t action_token_count;
     const int64_t *image_tokens;  /* tokens of each picture, in order */

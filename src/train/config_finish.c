@@ -287,6 +287,37 @@ static vla_status check_values(vlai_config *c, vla_error *err)
     return VLA_OK;
 }
 
+/* One FAST processor for prompts and vocabulary. */
+static vla_status check_action_tokens(vlai_config *c, vla_error *err)
+{
+    const char *type = c->model.action_tokenizer_type, *data = c->data.action_tokenizer_path, *model = c->model.action_tokenizer_path;
+    bool written = c->data.use_fast_tokenizer;
+    char where[WHERE_SIZE];
+    if (type && strcmp(type, "fast"))
+        return vlai_fail_hint(err, VLA_E_UNSUPPORTED, "null, or fast", "%s: '%s' is refused: of action tokenizers fast alone is built",
+                              vlai_config_where(c, "model.action_tokenizer_type", where, sizeof where), type);
+    if (data && model && strcmp(data, model))
+        return vlai_fail(err, VLA_E_INVALID, "%s is '%s' and data.action_tokenizer_path '%s': model and data have one action tokenizer",
+                         vlai_config_where(c, "model.action_tokenizer_path", where, sizeof where), model, data);
+    const char *asks = written ? "data.use_fast_tokenizer" : "model.action_tokenizer_type";
+    if ((written || type) && !data && !model)
+        return vlai_fail_hint(err, VLA_E_INVALID, "give data.action_tokenizer_path: the folder of a FAST processor", "%s needs a processor",
+                              vlai_config_where(c, asks, where, sizeof where));
+    if (!written && !type && (data || model))
+        return vlai_config_notice(c, err, "%s has no effect: data.use_fast_tokenizer is false",
+                                  vlai_config_where(c, data ? "data.action_tokenizer_path" : "model.action_tokenizer_path", where, sizeof where));
+    if (!written && type)
+        return vlai_config_notice(c, err, "%s: action tokens join the vocabulary, but the flow is trained: data.use_fast_tokenizer is false",
+                                  vlai_config_where(c, "model.action_tokenizer_type", where, sizeof where));
+    if (written && c->optimizer.train_action_expert_only)
+        return vlai_fail_hint(err, VLA_E_INVALID, "leave one of the two out", "%s: action tokens are predicted by the language model, which "
+                              "hyperparams.optimizer.train_action_expert_only freezes", vlai_config_where(c, asks, where, sizeof where));
+    if (written && c->data.mask_padded_actions)
+        return vlai_config_notice(c, err, "%s has no effect: action tokens stand for a chunk as a whole",
+                                  vlai_config_where(c, "data.mask_padded_actions", where, sizeof where));
+    return VLA_OK;
+}
+
 vla_status vlai_config_finish(vlai_config *c, vla_error *err)
 {
     if (!is_set(c, "model_type"))
@@ -297,6 +328,7 @@ vla_status vlai_config_finish(vlai_config *c, vla_error *err)
     VLA_TRY(make_action_group(c, err));
     VLA_TRY(check_groups(c, err));
     VLA_TRY(check_values(c, err));
+    VLA_TRY(check_action_tokens(c, err));
     VLA_TRY(sum_dims(c, "task.dof_config", &c->task.dof_config, &c->action_dim, err));
     VLA_TRY(sum_dims(c, "task.agent_pos_config", &c->task.agent_pos_config, &c->propri_dim, err));
     if (!c->task.ar_dof_config.count)

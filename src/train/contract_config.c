@@ -6,14 +6,38 @@
 
 #include <string.h>
 
+const char *vlai_config_fast_path(const vlai_config *c)
+{
+    if (!c->data.use_fast_tokenizer && !c->model.action_tokenizer_type)
+        return NULL;
+    return c->data.action_tokenizer_path ? c->data.action_tokenizer_path : c->model.action_tokenizer_path;
+}
+
+vla_status vlai_config_fast(const vlai_config *config, vlai_fast **out, vla_error *err)
+{
+    char where[1024];
+    const char *path = vlai_config_fast_path(config), *key = "data.action_tokenizer_path";
+    *out = NULL;
+    if (!path)
+        return VLA_OK;
+    if (path == config->model.action_tokenizer_path)
+        key = "model.action_tokenizer_path";
+    vla_status status = vlai_fast_open(path, out, err);
+    return status == VLA_OK ? status : vlai_prefix(err, status, "%s", vlai_config_where(config, key, where, sizeof where));
+}
+
 vla_status vlai_config_tokenizer(const vlai_config *config, vlai_tokenizer **out, vla_error *err)
 {
     *out = NULL;
     if (!config->model.processor_path)
         return vlai_fail_hint(err, VLA_E_INVALID, "give the folder that holds tokenizer.json and preprocessor_config.json",
                               "%s: model.processor_path is required", config->path);
-    VLA_TRY(vlai_tokenizer_open(config->model.processor_path, out, err));
-    vla_status status = vlai_prompt_add_tokens(*out, 0, NULL, 0, err);
+    vlai_fast *fast;
+    VLA_TRY(vlai_config_fast(config, &fast, err));
+    vla_status status = vlai_tokenizer_open(config->model.processor_path, out, err);
+    if (status == VLA_OK)
+        status = vlai_prompt_add_tokens(*out, fast ? vlai_fast_vocabulary(fast) : 0, NULL, 0, err);
+    vlai_fast_close(fast);
     if (status != VLA_OK) {
         vlai_tokenizer_close(*out);
         *out = NULL;
@@ -77,6 +101,9 @@ static vla_status fill(const vlai_config *config, const vlai_tokenizer *tok, vla
     c->max_length = config->data.max_length;
     c->pads_left = config->data.padding_side == VLAI_PADDING_LEFT;
     c->feature_order = config->data.picture_order == VLAI_PICTURES_FEATURES;
+    c->discrete = config->data.use_fast_tokenizer;
+    if (c->discrete)
+        VLA_TRY(vlai_config_fast(config, &c->fast, err));
     VLA_TRY(vlai_image_processor_read(config->model.processor_path, &c->image, err));
     VLA_TRY(vlai_contract_read_stats(c, config->data.norm_stats_path, err));
     return vlai_contract_take_tokens(c, tok, err);

@@ -15,6 +15,14 @@
 
 VLA_BEGIN_DECLS
 
+/* Names in a checkpoint of the two files of a FAST processor. */
+#define VLAI_FAST_CONFIG_FILE "fast_processor_config.json"
+#define VLAI_FAST_TOKENIZER_FILE "fast_tokenizer.json"
+/* The folder of the FAST processor; NULL when nothing asks for one. */
+const char *vlai_config_fast_path(const vlai_config *config);
+/* The FAST processor of data.use_fast_tokenizer or model.action_tokenizer_type; *out is NULL when neither asks for one. */
+vla_status vlai_config_fast(const vlai_config *config, vlai_fast **out, vla_error *err);
+/* With <|action_token_i|> where a FAST processor is asked for. */
 vla_status vlai_config_tokenizer(const vlai_config *config, vlai_tokenizer **out, vla_error *err);
 /* The padded layout's cut of long prompts stays off: set contract.truncate to have it. */
 vla_status vlai_config_contract(const vlai_config *config, const vlai_tokenizer *tok, vlai_contract *out, vla_error *err);

@@ -63,7 +63,7 @@
 #define VLAI_OPTIONS_TASK(X)                                                                                           \
     X(DIMS, dof_config, NULL, 1, 4096, WORKS, "action layout, in order: name to width")                                \
     X(DIMS, agent_pos_config, NULL, 1, 4096, WORKS, "state layout, in order: name to width")                           \
-    X(DIMS, ar_dof_config, NULL, 1, 4096, WORKS, "layout of discrete action tokens; null = dof_config")                \
+    X(DIMS, ar_dof_config, NULL, 1, 4096, QUIET, "training does not read it: action tokens follow dof_config")         \
     X(INT, action_horizon, 32, 1, 4096, WORKS, "actions per chunk")                                                    \
     X(INT, action_horizon_flow, 32, 1, 4096, WORKS, "actions per chunk in the model: the same number; another has no effect")              \
     X(BOOL, use_state_string_representation, false, 0, 0, WORKS, "write the state into the prompt as numbers")
@@ -79,10 +79,10 @@
     X(BOOL, use_ema, false, 0, 0, ONLY, "averaged weights are not kept here, nor by the reference that has the key")   \
     X(TEXT, attn_implementation, NULL, 0, 0, NOTED, "the architecture file decides the attention masks")               \
     X(TEXT, backbone, "qwen2_5", 0, 0, QUIET, "model_type decides")                                                    \
-    X(TEXT, action_tokenizer_type, NULL, 0, 0, ONLY, "discrete action tokens (fast, spatialvla) are not written here") \
-    X(PATH, action_tokenizer_path, NULL, 0, 0, ONLY, "discrete action tokens are not written here")                    \
-    X(PATH, action_tokenizer_checkpoint_path, NULL, 0, 0, ONLY, "discrete action tokens are not written here")         \
-    X(PATH, action_tokenizer_config_dir, NULL, 0, 0, ONLY, "discrete action tokens are not written here")              \
+    X(TEXT, action_tokenizer_type, NULL, 0, 0, WORKS, "fast: its action tokens join the vocabulary")                   \
+    X(PATH, action_tokenizer_path, NULL, 0, 0, WORKS, "other place of data.action_tokenizer_path")                     \
+    X(PATH, action_tokenizer_checkpoint_path, NULL, 0, 0, ONLY, "it belongs to spatialvla, which is not built")        \
+    X(PATH, action_tokenizer_config_dir, NULL, 0, 0, ONLY, "it belongs to spatialvla, which is not built")             \
     X(TEXTS, new_special_tokens, NULL, 0, 0, ONLY, "flow training reads no further tokens, and the reference adds "    \
       "them to only one of its two tokenizers")                                                                        \
     X(BOOL, enable_customized_robot_config, false, 0, 0, NOTED, "nothing reads it; key_mappings names the columns")    \
@@ -98,8 +98,9 @@
     X(WEIGHTS, priority_order, NULL, 0, 1, QUIET, "instruction fields that LeRobot tasks do not have")                 \
     X(WORDS, camera_name_mapping, NULL, 0, 0, WORKS, "view to its name in the prompt")                                 \
     X(CHOICE, padding_side, 0, 0, 0, WORKS, "left|right; side of the pads where data.padding is reference")            \
-    X(BOOL, use_fast_tokenizer, false, 0, 0, ONLY, "discrete action tokens are not written here")                      \
-    X(PATH, action_tokenizer_path, NULL, 0, 0, ONLY, "discrete action tokens are not written here")                    \
+    X(BOOL, use_fast_tokenizer, false, 0, 0, WORKS,                                                                    \
+      "train on the chunk as discrete FAST tokens, by cross entropy, instead of on the flow")                          \
+    X(PATH, action_tokenizer_path, NULL, 0, 0, WORKS, "folder of the FAST processor: processor_config.json and tokenizer.json") \
     X(INT, max_length, 768, 1, 1000000, WORKS, "most tokens of a sample; a longer one is an error")                    \
     X(INT, state_bins, 256, 2, 65536, WORKS, "bins of the written state")                                              \
     X(BOOL, use_state_string_representation, false, 0, 0, WORKS, "other place of the task key; wins where both stand") \

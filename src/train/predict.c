@@ -65,6 +65,32 @@ static vla_status match_config(vlai_predict *p, const json_t *saved, vla_error *
     return status;
 }
 
+/* As many action tokens as the model was trained with. */
+static vla_status add_tokens(vlai_predict *p, vla_error *err)
+{
+    const vlai_contract *c = &p->contract;
+    bool actions = false;
+    for (size_t i = 0; i < c->token_count; i++)
+        actions |= !strcmp(c->tokens[i].text, "<|action_token_0|>");
+    VLA_TRY(vlai_prompt_add_tokens(p->tok, 0, NULL, 0, err));
+    int64_t missing = c->vocabulary - vlai_tokenizer_size(p->tok);
+    return actions && missing > 0 ? vlai_prompt_add_tokens(p->tok, missing, NULL, 0, err) : VLA_OK;
+}
+
+/* The FAST processor that the checkpoint holds. */
+static vla_status open_fast(vlai_predict *p, const json_t *saved, vla_error *err)
+{
+    char config[VLAI_PREDICT_PATH], tokenizer[VLAI_PREDICT_PATH];
+    VLA_TRY(join(config, vlai_predict_checkpoint(p), VLAI_FAST_CONFIG_FILE, err));
+    VLA_TRY(join(tokenizer, vlai_predict_checkpoint(p), VLAI_FAST_TOKENIZER_FILE, err));
+    VLA_TRY(vlai_fast_open_files(config, tokenizer, &p->contract.fast, err));
+    json_t *now = vlai_fast_to_json(p->contract.fast);
+    vla_status status = now ? vlai_contract_match(json_object_get(json_object_get(saved, "prompt"), "action_tokens"), now, "state.json", tokenizer, err)
+                            : vlai_nomem(err, 256);
+    json_decref(now);
+    return status;
+}
+
 static vla_status open_contract(vlai_predict *p, vla_error *err)
 {
     const char *dir = vlai_predict_checkpoint(p);
@@ -84,7 +110,9 @@ static vla_status open_contract(vlai_predict *p, vla_error *err)
         VLA_TRY(vlai_config_load(path, NULL, 0, &p->config, err));
     }
     VLA_TRY(vlai_tokenizer_open(dir, &p->tok, err)); /* the checkpoint's own */
-    VLA_TRY(vlai_prompt_add_tokens(p->tok, 0, NULL, 0, err));
+    VLA_TRY(add_tokens(p, err));
+    if (p->contract.discrete)
+        VLA_TRY(open_fast(p, saved, err));
     const char *padding;
     const json_t *layout = json_object_get(p->state, "layout");
     VLA_TRY(vlai_json_string(layout, "padding", "packed", path, &padding, err));
@@ -390,7 +418,12 @@ static vla_status open_model(vlai_predict *p, vla_error *err)
     VLA_TRY(load_weights(p, err));
     VLA_TRY(vlai_prompt_tokens_of(p->tok, &tokens, err));
     p->tokens = (vlai_wallx_tokens){.action = tokens.action, .propri = tokens.propri, .pad = tokens.pad};
-    VLA_TRY(vlai_wallx_sampler_create(&p->model, p->store, p->executor, &p->sampler, err));
+    p->first_action_token = tokens.first_action_token;
+    p->end = tokens.end;
+    if (p->contract.discrete)
+        VLA_TRY(vlai_wallx_writer_create(&p->model, p->store, p->executor, &p->writer, err));
+    else
+        VLA_TRY(vlai_wallx_sampler_create(&p->model, p->store, p->executor, &p->sampler, err));
     return vlai_feed_create(p->set, &p->contract, p->tok, &p->feed, err);
 }
 
@@ -415,7 +448,9 @@ static vla_status open_all(vlai_predict *p, vla_error *err)
     VLA_TRY(make_columns(p, err));
     VLA_TRY(list_frames(p, err));
     VLA_TRY(open_model(p, err));
-    if (!o->steps)
+    if (p->contract.discrete)
+        o->steps = 0;
+    else if (!o->steps)
         o->steps = p->model.noise.num_inference_timesteps;
     return vlai_text_status(&p->notes, err);
 }
@@ -481,6 +516,7 @@ void vlai_predict_destroy(vlai_predict *p)
         return;
     vlai_feed_destroy(p->feed);
     vlai_wallx_sampler_destroy(p->sampler);
+    vlai_wallx_writer_destroy(p->writer);
     vla_store_destroy(p->store);
     vla_executor_destroy(p->executor);
     vla_dataset_close(p->set);

@@ -80,6 +80,7 @@ typedef struct vlai_predict_result {
     int64_t episode_count;
     vlai_predict_frame *frames;
     int64_t frame_count;
+    int64_t unreadable;    /* predictions whose action tokens stand for no chunk: they count as zeros, the middle of the data's range */
     int64_t training_rows; /* that the mean action is the mean of */
     const float *mean_action;      /* [columns] */
     double seconds;

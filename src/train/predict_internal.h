@@ -29,6 +29,8 @@ struct vlai_predict {
     vla_store *store;
     vla_executor *executor;
     vlai_wallx_sampler *sampler;
+    vlai_wallx_writer *writer; /* of action tokens, instead of the sampler */
+    int32_t first_action_token, end;
     vlai_feed *feed;
     const char *weights; /* where they came from */
     bool pads;           /* data.padding: reference */

@@ -66,18 +66,66 @@ static vla_status read_slot(vlai_predict *p, const vlai_predict_frame *f, vlai_w
     return VLA_OK;
 }
 
+/* The most tokens that a chunk can have (two bytes of text a value, and the end), as far as data.max_length has room for them. */
+static int64_t most_tokens(const vlai_predict *p, const vlai_wallx_batch *b)
+{
+    int64_t most = 2 * p->contract.horizon * p->model_columns + 1, longest = 0;
+    for (int64_t s = 0; s < b->samples; s++)
+        longest = b->offset[s + 1] - b->offset[s] > longest ? b->offset[s + 1] - b->offset[s] : longest;
+    int64_t room = p->contract.max_length - longest;
+    most = p->contract.max_length > 0 && room < most ? room : most;
+    return most > 0 ? most : 1;
+}
+
+/* Numbers of the action tokens among `n` ids, in place. */
+static size_t action_tokens(const vlai_predict *p, int32_t *ids, int64_t n)
+{
+    size_t count = 0;
+    for (int64_t i = 0; i < n; i++)
+        if (ids[i] >= p->first_action_token && ids[i] < p->first_action_token + vlai_fast_vocabulary(p->contract.fast))
+            ids[count++] = ids[i] - p->first_action_token;
+    return count;
+}
+
+/* The group's chunks from the tokens that the model writes. */
+static vla_status write_group(vlai_predict *p, group *g, vla_error *err)
+{
+    const vlai_wallx_batch *b = &g->assembly.batch;
+    int64_t width = vlai_contract_action_width(&p->contract), horizon = p->contract.horizon, dims = p->model_columns, most = most_tokens(p, b);
+    int32_t *ids = vlai_array((size_t)(g->count * most), sizeof *ids);
+    int64_t *count = vlai_array((size_t)g->count, sizeof *count);
+    float *chunk = vlai_array((size_t)(horizon * dims), sizeof *chunk);
+    vla_status status = ids && count && chunk ? VLA_OK : vlai_nomem(err, (size_t)(g->count * most) * sizeof *ids);
+    if (status == VLA_OK)
+        status = vlai_wallx_write(p->writer, &p->tokens, b, p->end, most, ids, count, err);
+    memset(g->drawn, 0, (size_t)(g->count * horizon * width) * sizeof *g->drawn);
+    for (int64_t k = 0; k < g->count && status == VLA_OK; k++) {
+        bool whole;
+        size_t n = action_tokens(p, ids + k * most, count[k]);
+        status = vlai_fast_decode(p->contract.fast, ids + k * most, n, horizon, dims, chunk, &whole, err);
+        if (status == VLA_OK)
+            p->result.unreadable += !whole;
+        for (int64_t h = 0; h < horizon && status == VLA_OK; h++) /* the data set's columns stand first */
+            memcpy(g->drawn + (k * horizon + h) * width, chunk + h * dims, (size_t)dims * sizeof *chunk);
+    }
+    vlai_free(ids);
+    vlai_free(count);
+    vlai_free(chunk);
+    return status;
+}
+
 /* Samples the group and brings the actions to the data set's units. */
 static vla_status sample_group(vlai_predict *p, group *g, int64_t first, vla_error *err)
 {
     const vlai_contract *c = &p->contract;
     const vlai_predict_result *r = &p->result;
     int64_t width = vlai_contract_action_width(c), chunk = r->horizon * width;
-    VLA_TRY(vlai_wallx_assemble(&g->assembly, c, p->pads ? vlai_feed_sampler(p->feed) : NULL, g->pointers, g->count, err));
+    VLA_TRY(vlai_wallx_assemble(&g->assembly, c, p->pads && !p->writer ? vlai_feed_sampler(p->feed) : NULL, g->pointers, g->count, err));
     float *padding = vlai_calloc((size_t)width, sizeof *padding); /* columns without data are driven to zero */
     if (!padding)
         return vlai_nomem(err, (size_t)width * sizeof *padding);
     vlai_wallx_sample_options o = {.steps = p->options.steps, .cache = true, .padding_action = padding};
-    vla_status status = vlai_wallx_sample(p->sampler, &p->tokens, &g->assembly.batch, &o, g->drawn, err);
+    vla_status status = p->writer ? write_group(p, g, err) : vlai_wallx_sample(p->sampler, &p->tokens, &g->assembly.batch, &o, g->drawn, err);
     for (int64_t k = 0; status == VLA_OK && k < g->count; k++) {
         float *to = p->chunks + 2 * (size_t)(first + k) * (size_t)(r->horizon * r->columns);
         for (int64_t h = 0; h < r->horizon; h++) {

@@ -39,6 +39,8 @@ void vlai_predict_print(const vlai_predict *p, vlai_text *out)
     vlai_text_printf(out, "%" PRId64 " episode%s, %" PRId64 " predictions of %" PRId64 " actions, one every %" PRId64 " frames, %" PRId64
                      " Euler steps; %" PRId64 " actions compared, %.1f s\n", r->episode_count, r->episode_count == 1 ? "" : "s", r->frame_count, r->horizon,
                      p->options.stride, p->options.steps, r->columns ? r->all.count / r->columns : 0, r->seconds);
+    if (p->writer)
+        vlai_text_printf(out, "action tokens: %" PRId64 " predictions stand for no chunk and count as the middle of the range\n", r->unreadable);
     if (p->options.swap != VLAI_SWAP_NOTHING)
         vlai_text_printf(out, "%s swapped between episodes\n", swap_names[p->options.swap]);
     vlai_text_printf(out, "  %-28s %12s %12s %14s %14s %8s\n", p->contract.action_key, "L1", "MSE", "mean act. L1", "mean act. MSE",
@@ -77,12 +79,12 @@ static json_t *summary(const vlai_predict *p)
         json_array_append_new(steps, error_json("step", json_integer(h), &r->steps[h]));
     for (int64_t e = 0; e < r->episode_count; e++)
         json_array_append_new(episodes, error_json("episode", json_integer(r->episode_numbers[e]), &r->episodes[e]));
-    return json_pack("{s:o, s:I, s:o, s:o, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:o, s:o, s:o, s:o, s:o}", "checkpoint",
+    return json_pack("{s:o, s:I, s:o, s:o, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:o, s:o, s:o, s:o, s:o}", "checkpoint",
                      vlai_json_text(vlai_predict_checkpoint(p)), "step", (json_int_t)vlai_predict_step(p), "weights", vlai_json_text(p->weights), "dataset", vlai_json_text(p->root),
                      "digest", vla_dataset_info_get(p->set)->digest, "swap", swap_names[p->options.swap], "seed",
                      (json_int_t)p->options.seed, "euler_steps", (json_int_t)p->options.steps, "stride",
                      (json_int_t)p->options.stride, "horizon", (json_int_t)r->horizon, "predictions", (json_int_t)r->frame_count,
-                     "training_rows", (json_int_t)r->training_rows, "seconds", r->seconds, "overall",
+                     "unreadable", (json_int_t)r->unreadable, "training_rows", (json_int_t)r->training_rows, "seconds", r->seconds, "overall",
                      error_json(NULL, NULL, &r->all), "half_ranges", error_json(NULL, NULL, &r->unit), "dimensions", dims,
                      "horizon_steps", steps, "episodes", episodes);
 }

@@ -188,6 +188,38 @@ static void check_statistics(look *l)
     }
 }
 
+/* How far the chunk that the action tokens of a sample stand for is from the sample's own. */
+static vla_status read_back(const vlai_contract *c, const vlai_sample *s, double *apart, bool *whole, vla_error *err)
+{
+    int64_t dims = 0, k = 0;
+    for (int64_t d = 0; d < s->action_width; d++)
+        dims += s->dof_mask[d] != 0;
+    float *chunk = vlai_array((size_t)(s->horizon * dims), sizeof *chunk);
+    if (!chunk)
+        return vlai_nomem(err, (size_t)(s->horizon * dims) * sizeof *chunk);
+    vla_status status = vlai_fast_decode(c->fast, s->action_tokens.data, s->action_tokens.count, s->horizon, dims, chunk, whole, err);
+    *apart = 0;
+    for (int64_t t = 0; t < s->horizon && status == VLA_OK; t++)
+        for (int64_t d = 0; d < s->action_width; d++)
+            if (s->dof_mask[d] != 0)
+                *apart = fmax(*apart, fabs((double)chunk[k++] - (double)s->action[t * s->action_width + d]));
+    vlai_free(chunk);
+    return status;
+}
+
+static void check_action_tokens(look *l, const vlai_sample *s)
+{
+    vla_error e = VLA_ERROR_INIT;
+    double apart;
+    bool whole;
+    if (!s->action_tokens.count || !vlai_look_judge(l, "samples", read_back(&l->contract, s, &apart, &whole, &e), &e))
+        return;
+    if (whole)
+        vlai_look_say(l, "samples", VLAI_CHECK_OK, "a chunk in %zu action tokens, which stand for it within %.3g (of -1 to 1)", s->action_tokens.count, apart);
+    else
+        vlai_look_say(l, "samples", VLAI_CHECK_NOTE, "the action tokens of a chunk do not stand for it: the FAST processor lacks characters for these actions");
+}
+
 /* First, middle and last row: decoding, resizing, prompt. */
 static void check_samples(look *l)
 {
@@ -205,6 +237,8 @@ static void check_samples(look *l)
     if (vlai_look_judge(l, "samples", status, &e))
         vlai_look_say(l, "samples", VLAI_CHECK_OK, "%" PRId64 " read: %zu tokens, %" PRId64 " patches of %zu pictures", read, sample.ids.count,
                       sample.patches, sample.picture_count);
+    if (status == VLA_OK)
+        check_action_tokens(l, &sample);
     vlai_sample_fini(&sample);
     vlai_feed_destroy(feed);
 }

@@ -22,9 +22,9 @@ typedef struct prompts {
     const vlai_contract *contract;
     vlai_tokenizer *tok;
     vlai_sampler *sampler;
-    const float *states;
+    const float *states, *recorded;
     int64_t state_dims, action_dims;
-    float *actions;   /* zeros */
+    float *actions;   /* a chunk: zeros, or what stands at the row where it is written as tokens */
     uint8_t *pixels;  /* the same bytes for all cameras */
     vla_picture pictures[VLAI_MAX_CAMERAS];
     int64_t rows[ROWS], tokens[ROWS], count;
@@ -41,14 +41,13 @@ static void prompts_fini(prompts *p)
 static vla_status prompts_open(prompts *p, const look *l, vla_error *err)
 {
     const vlai_wallx_setup *s = vlai_wallx_task_setup(l->task);
-    const float *actions;
     size_t most = 1;
     p->set = s->set;
     p->contract = s->contract;
     VLA_TRY(vlai_config_tokenizer(l->config, &p->tok, err));
     VLA_TRY(vlai_sampler_create(p->contract, p->tok, &p->sampler, err));
     VLA_TRY(vla_dataset_numbers(p->set, p->contract->state_key, &p->states, &p->state_dims, err));
-    VLA_TRY(vla_dataset_numbers(p->set, p->contract->action_key, &actions, &p->action_dims, err));
+    VLA_TRY(vla_dataset_numbers(p->set, p->contract->action_key, &p->recorded, &p->action_dims, err));
     for (size_t i = 0; i < p->contract->camera_count; i++) {
         const vla_feature *f;
         VLA_TRY(vla_dataset_need_camera(p->set, p->contract->cameras[i].key, &f, err));
@@ -69,15 +68,21 @@ static vla_status prompts_open(prompts *p, const look *l, vla_error *err)
 
 static vla_status prompt_of(prompts *p, int64_t row, vlai_sample *out, vla_error *err)
 {
+    const vla_episode *episode = vla_dataset_episode(p->set, vla_dataset_episode_of(p->set, row));
+    int64_t last = episode->first_row + episode->length - 1;
+    for (int64_t k = 0; k < p->contract->horizon && p->contract->discrete; k++)
+        memcpy(p->actions + k * p->action_dims, p->recorded + (row + k < last ? row + k : last) * p->action_dims,
+               (size_t)p->action_dims * sizeof *p->actions);
     vlai_sample_input in = {.state = p->states + row * p->state_dims, .state_dims = p->state_dims, .action = p->actions,
                             .action_dims = p->action_dims, .pictures = p->pictures, .task = vla_dataset_task(p->set, row), .row = row};
     return vlai_sampler_prepare(p->sampler, &in, out, err);
 }
 
-/* Lengths at rows spread over the set. A prompt without the state depends on the instruction alone and is made once for it. */
+/* Lengths at rows spread over the set. A prompt without state and actions depends on the instruction alone and is made once for it. */
 static vla_status measure_prompts(prompts *p, vla_error *err)
 {
-    int64_t rows = vla_dataset_info_get(p->set)->rows, wanted = p->contract->state_string ? WRITTEN_ROWS : ROWS;
+    bool written = p->contract->state_string || p->contract->discrete;
+    int64_t rows = vla_dataset_info_get(p->set)->rows, wanted = written ? WRITTEN_ROWS : ROWS;
     vlai_sample sample = {0};
     vla_status status = VLA_OK;
     p->count = rows < wanted ? rows : wanted;
@@ -85,7 +90,7 @@ static vla_status measure_prompts(prompts *p, vla_error *err)
         p->rows[k] = k * rows / p->count;
         const char *task = vla_dataset_task(p->set, p->rows[k]);
         p->tokens[k] = -1;
-        for (int64_t i = k - 1; i >= 0 && p->tokens[k] < 0 && !p->contract->state_string; i--)
+        for (int64_t i = k - 1; i >= 0 && p->tokens[k] < 0 && !written; i--)
             if (vla_dataset_task(p->set, p->rows[i]) == task || !strcmp(vla_dataset_task(p->set, p->rows[i]), task))
                 p->tokens[k] = p->tokens[i];
         if (p->tokens[k] >= 0)
@@ -162,7 +167,8 @@ static vla_status fill_slots(prompts *p, const vla_samples *samples, int64_t cou
 static size_t slot_bytes(const vlai_wallx_slot *s)
 {
     const vlai_sample *m = &s->sample;
-    return sizeof *s + m->pixel_capacity + m->number_capacity + m->prompt.capacity + m->text.capacity + m->ids.capacity * sizeof *m->ids.data +
+    return sizeof *s + m->pixel_capacity + m->number_capacity + m->prompt.capacity + m->text.capacity +
+           (m->ids.capacity + m->action_tokens.capacity) * sizeof *m->ids.data + m->label_capacity +
            (size_t)(m->horizon * m->action_width) * sizeof(float);
 }
 
@@ -196,6 +202,7 @@ static vla_status measure_worker(const vlai_wallx_setup *s, size_t *bytes, vla_e
 /* A model whose batches have the sizes that were asked for, whatever the slots hold. */
 typedef struct assumed {
     const vlai_wallx_setup *setup;
+    int64_t labels; /* of a sample with action tokens */
     vlai_wallx_sizes sizes;
     vla_model model;
 } assumed;
@@ -206,11 +213,21 @@ static vla_status assumed_params(void *user, vla_store *store, vla_error *err)
     return m->params(m->user, store, err);
 }
 
+/* Discrete actions are text. */
+static int64_t flow_tokens(const assumed *a)
+{
+    return a->setup->contract->discrete ? 0 : a->setup->contract->horizon;
+}
+
 static vla_status assumed_shape(void *user, void *const *slots, int64_t count, void *shape, vla_error *err)
 {
     const assumed *a = user;
+    vlai_wallx_shape *out = shape;
     (void)slots;
-    return vlai_wallx_shape_plan(a->setup->config, count, a->sizes.text_tokens, a->setup->contract->horizon, a->sizes.images, a->sizes.grid, shape, err);
+    VLA_TRY(vlai_wallx_shape_plan(a->setup->config, count, a->sizes.text_tokens, flow_tokens(a), a->sizes.images, a->sizes.grid, out, err));
+    if (a->setup->contract->discrete)
+        out->labels = count * a->labels;
+    return VLA_OK;
 }
 
 static vla_status assumed_build(void *user, const void *shape, vla_graph **out, vla_error *err)
@@ -222,7 +239,7 @@ static vla_status assumed_build(void *user, const void *shape, vla_graph **out, 
 /* Tokens of a sample besides its text. */
 static int64_t other_tokens(const assumed *a)
 {
-    int64_t tokens = a->setup->contract->horizon;
+    int64_t tokens = flow_tokens(a);
     for (int64_t i = 0; i < a->sizes.images; i++) {
         const int32_t *g = &a->sizes.grid[3 * i];
         tokens += vlai_image_tokens(&a->setup->contract->image, (int64_t[]){g[0], g[1], g[2]});
@@ -238,6 +255,7 @@ static void assume(look *l, const slots *made, assumed *a)
     for (size_t i = 0; i < sample->picture_count && i < VLAI_WALLX_PLAN_IMAGES; i++)
         for (int d = 0; d < 3; d++)
             a->sizes.grid[3 * i + (size_t)d] = (int32_t)sample->pictures[i].grid[d];
+    a->labels = (int64_t)sample->labelled;
     a->sizes.images = (int64_t)sample->picture_count;
     a->sizes.vocab = a->setup->config->vocab_size;
     a->sizes.text_tokens = l->out->tokens_longest - other_tokens(a);

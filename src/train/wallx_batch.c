@@ -31,7 +31,7 @@ static void *carve(char *base, size_t *at, size_t count, size_t size)
 
 typedef struct {
     int64_t *offset;
-    int32_t *ids, *grid;
+    int32_t *ids, *labels, *grid;
     uint8_t *real;
     const uint8_t **pixels;
     float *action, *dof_mask, *loss_mask, *noise, *time, *state, *state_mask;
@@ -43,6 +43,7 @@ static size_t lay_out(char *base, const sizes *s, arrays *a)
     a->offset = carve(base, &at, (size_t)s->samples + 1, sizeof *a->offset);
     a->pixels = carve(base, &at, (size_t)s->images + 1, sizeof *a->pixels);
     a->ids = carve(base, &at, (size_t)s->tokens, sizeof *a->ids);
+    a->labels = carve(base, &at, (size_t)s->tokens, sizeof *a->labels);
     a->grid = carve(base, &at, 3 * (size_t)s->images + 1, sizeof *a->grid);
     a->action = carve(base, &at, chunk, sizeof(float));
     a->dof_mask = carve(base, &at, chunk, sizeof(float));
@@ -81,10 +82,13 @@ static void put_sample(const vlai_wallx_assembly *a, const sizes *s, const array
         for (int64_t k = 0; k < a->padded.width; k++) {
             to->ids[first + k] = (int32_t)a->padded.input_ids[i * a->padded.width + k];
             to->real[first + k] = a->padded.attention_mask[i * a->padded.width + k] != 0;
+            to->labels[first + k] = a->padded.labels ? (int32_t)a->padded.labels[i * a->padded.width + k] : -100;
         }
         to->offset[i + 1] = first + a->padded.width;
     } else {
         memcpy(to->ids + first, sample->ids.data, sample->ids.count * sizeof *to->ids);
+        for (size_t k = 0; k < sample->ids.count; k++)
+            to->labels[first + (int64_t)k] = sample->discrete ? (int32_t)sample->labels[k] : -100;
         to->offset[i + 1] = first + (int64_t)sample->ids.count;
     }
     for (size_t k = 0; k < sample->picture_count; k++, ++*image) {
@@ -149,6 +153,7 @@ vla_status vlai_wallx_assemble(vlai_wallx_assembly *a, const vlai_contract *cont
         .offset = to.offset,
         .ids = to.ids,
         .real = sampler ? to.real : NULL,
+        .labels = contract->discrete ? to.labels : NULL,
         .images = s.images,
         .grid = to.grid,
         .pixels = to.pixels,

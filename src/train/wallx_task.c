@@ -354,7 +354,8 @@ static double weight(void *user, void *const *slots, int64_t count)
     double sum = 0;
     for (int64_t i = 0; i < count; i++) {
         const vlai_sample *s = &((const vlai_wallx_slot *)slots[i])->sample;
-        for (int64_t k = 0; k < t->contract.horizon * width; k++)
+        sum += (double)s->labelled; /* of action tokens, which have no flow */
+        for (int64_t k = 0; k < t->contract.horizon * width && !s->discrete; k++)
             sum += (double)(s->dof_mask[k] * (t->contract.mask_padded ? s->loss_mask[k / width] : 1.0f));
     }
     return sum;
@@ -405,6 +406,10 @@ static vla_status take_vocabulary(vlai_wallx_task *t, vla_error *err)
     t->model.keep_propri_proj = vlai_safetensors_find(st, "action_preprocessor.propri_proj.weight") != NULL;
     vlai_safetensors_close(st);
     VLA_TRY(status);
+    if (t->contract.discrete && t->model.vocab_size < vlai_tokenizer_size(t->tok))
+        return vlai_fail_hint(err, VLA_E_SHAPE, "give them as model.pretrained_path: rows that they lack are drawn",
+                              "the weights have %" PRId64 " embedding rows, the tokenizer with its action tokens %" PRId64, t->model.vocab_size,
+                              vlai_tokenizer_size(t->tok));
     if (action != c->action_dim || (propri != c->propri_dim && !t->model.use_state_string_representation))
         return vlai_fail_hint(err, VLA_E_SHAPE, "pad task.dof_config and task.agent_pos_config to the weights' widths",
                               "the weights act on %" PRId64 " action and %" PRId64 " state values, the configuration's layouts have %"
@@ -601,6 +606,12 @@ static vla_status list_files(vlai_wallx_task *t, vla_error *err)
     VLA_TRY(add_file(t, "norm_stats.json", NULL, c->data.norm_stats_path, err));
     for (size_t i = 0; i < sizeof processor_files / sizeof *processor_files; i++)
         VLA_TRY(add_file(t, processor_files[i], c->model.processor_path, processor_files[i], err));
+    if (vlai_config_fast_path(c)) {
+        char config[PATH], tokenizer[PATH];
+        VLA_TRY(vlai_fast_find(vlai_config_fast_path(c), config, tokenizer, err));
+        VLA_TRY(add_file(t, VLAI_FAST_CONFIG_FILE, NULL, config, err));
+        VLA_TRY(add_file(t, VLAI_FAST_TOKENIZER_FILE, NULL, tokenizer, err));
+    }
     VLA_TRY(vlai_config_dump(c, &t->config_text, err));
     if (t->file_count < FILES) /* JSON is YAML */
         t->files[t->file_count++] =
@@ -742,7 +753,8 @@ static vla_status open_task(vlai_wallx_task *t, vla_error *err)
     static const vla_norm norms[] = {{"visual_param_norm", "visual"}, {"action_expert_param_norm", "action"}, {"org_vlm_param_norm", ""}, {NULL, NULL}};
     t->setup.model = (vla_model){.size = sizeof(vla_model), .user = t, .shape_size = sizeof(vlai_wallx_shape), .parts = parts,
                                  .channels = t->channels, .norms = norms, .params = params, .init = init, .shape = shape_of, .build = build, .fill = fill,
-                                 .blame = blame, .weight = weight, .frozen = is_frozen};
+                                 .blame = t->contract.discrete ? NULL : blame, /* losses of tokens are not told apart */
+                                 .weight = weight, .frozen = is_frozen};
     t->setup.samples = samples_of(&t->train);
     t->setup.validation = samples_of(&t->held);
     t->setup.contract = &t->contract;

@@ -85,6 +85,28 @@ static void ranks_are_one(void **state)
     }
 }
 
+/* Losses of action tokens: ranks with unlike numbers of them. */
+static void action_tokens(void **state)
+{
+    (void)state;
+    static const char fast[] = "--data.use_fast_tokenizer=true --data.action_tokenizer_path=" VLA_TEST_ROOT "/tests/fast --checkpoint.resume_from=null "
+                               "--model.pretrained_path=start";
+    static const char *const means[] = {"", "--hyperparams.loss_normalization=global"};
+    static const char *const environments[] = {NULL, "WALLX_PERF_DDP=1 WALLX_PERF_BUCKET=1 WALLX_PERF_COMPILE=1 WALLX_PERF_ALLOC=1"};
+    for (int i = 0; i < 2; i++) {
+        char one[512], two[512], name[2][32];
+        snprintf(one, sizeof one, "%s %s --hyperparams.gradient_accumulation_steps=2", fast, means[i]);
+        snprintf(two, sizeof two, "%s %s", fast, means[i]);
+        snprintf(name[0], sizeof name[0], "tokens-one-%d", i);
+        snprintf(name[1], sizeof name[1], "tokens-two-%d", i);
+        run(1, name[0], NULL, one);
+        run(2, name[1], environments[i], two);
+        double loss = worst_loss(name[0], name[1], 0), weight = worst_weight(name[0], name[1]);
+        print_message("action tokens on 2 ranks: losses differ by %.3g, weights by %.3g\n", loss, weight);
+        assert_true(loss <= 1e-6 && weight <= 1e-5);
+    }
+}
+
 static void others_go_on(void **state)
 {
     (void)state;
@@ -110,6 +132,6 @@ static void others_go_on(void **state)
 int main(void)
 {
     tell_sanitizer();
-    const struct CMUnitTest tests[] = {cmocka_unit_test(ranks_are_one), cmocka_unit_test(others_go_on)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(ranks_are_one), cmocka_unit_test(others_go_on), cmocka_unit_test(action_tokens)};
     return cmocka_run_group_tests(tests, tiny_make, drop_root);
 }

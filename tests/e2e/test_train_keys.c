@@ -70,9 +70,9 @@ static void keys_without_effect_say_so(void **state)
         first(rows[i].option, "loss");
         tiny_said(rows[i].said);
     }
-    static const char *const refused[] = {"--data.use_fast_tokenizer=true", "--model.use_ema=true", "--distributed.bf16=false",
+    static const char *const refused[] = {"--model.use_ema=true", "--distributed.bf16=false",
                                           "--hyperparams.optimizer.optimizer_type=dmuon",
-                                          "--hyperparams.scheduler.scheduler_type=step", "--model.action_tokenizer_type=fast"};
+                                          "--hyperparams.scheduler.scheduler_type=step", "--model.action_tokenizer_config_dir=x"};
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
         char arguments[256];
         snprintf(arguments, sizeof arguments, "train --config tiny.yml %s", refused[i]);

@@ -90,6 +90,31 @@ static void tokenizer(void **state)
     oom_every("tokenizer", 150, encode, (void *)(uintptr_t)kept("assets/processor-small"));
 }
 
+static vla_status encode_actions(void *user, vla_error *err)
+{
+    static const float chunk[8] = {0.1f, -1, 0.2f, -1, 0.4f, 1, 0.7f, 1}, mask[2] = {1, 1};
+    vlai_fast *fast;
+    VLA_TRY(vlai_fast_open(user, &fast, err));
+    vlai_ids ids = {0};
+    float back[8];
+    bool whole = false;
+    vla_status status = vlai_fast_encode(fast, chunk, mask, 4, 2, &ids, err);
+    if (status == VLA_OK)
+        status = vlai_fast_decode(fast, ids.data, ids.count, 4, 2, back, &whole, err);
+    if (status == VLA_OK)
+        assert_true(whole);
+    vlai_ids_fini(&ids);
+    vlai_fast_close(fast);
+    return status;
+}
+
+static void action_tokens(void **state)
+{
+    (void)state;
+    static char folder[] = VLA_TEST_ROOT "/tests/fast";
+    oom_every("action tokens", 150, encode_actions, folder);
+}
+
 static vla_status read_picture(vla_dataset *set, vla_error *err)
 {
     vla_frame_reader *reader;
@@ -198,7 +223,7 @@ static void samples(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(configuration), cmocka_unit_test(tokenizer), cmocka_unit_test(sets),
+        cmocka_unit_test(configuration), cmocka_unit_test(tokenizer), cmocka_unit_test(action_tokens), cmocka_unit_test(sets),
         cmocka_unit_test(samples),
     };
     return cmocka_run_group_tests(tests, set_up, drop_root);
