@@ -531,7 +531,7 @@ void read_chunk(parquet::ColumnReader *column, int64_t skip, int64_t rows, int64
             throw parquet::ParquetException("fewer rows than the footer claims");
         row = skip - 1;
     }
-    bool done = false;
+    bool done = false, gone = false; /* gone: the row at hand is null */
     while (!done && reader->HasNext()) {
         int64_t ask = BATCH, got_values = 0;
         if (leaf.max_rep == 0)
@@ -542,7 +542,8 @@ void read_chunk(parquet::ColumnReader *column, int64_t skip, int64_t rows, int64
         int64_t next = 0;
         for (int64_t i = 0; i < levels && !done; i++) {
             int16_t d = leaf.max_def ? def[(size_t)i] : 0;
-            if (leaf.max_rep == 0 || rep[(size_t)i] == 0) {
+            bool begins = leaf.max_rep == 0 || rep[(size_t)i] == 0;
+            if (begins) {
                 row++;
                 if (row >= skip + rows) {
                     done = true;
@@ -553,14 +554,17 @@ void read_chunk(parquet::ColumnReader *column, int64_t skip, int64_t rows, int64
             }
             if (row < 0)
                 throw parquet::ParquetException("a column chunk starts inside a row");
-            bool inside = row >= skip;
+            bool inside = row >= skip, null_row = d < leaf.row_def;
+            if (!begins && (null_row || gone))
+                throw parquet::ParquetException("column '", to->name, "' goes on inside a row that is null");
+            gone = null_row;
             if (d == leaf.max_def) {
                 if (next >= got_values)
                     throw parquet::ParquetException("fewer values than its levels say");
                 if (inside)
                     to->value(at + row - skip, values[(size_t)next]);
                 next++;
-            } else if (inside && d < leaf.row_def) {
+            } else if (inside && null_row) {
                 to->null(at + row - skip, 1);
             } else if (inside && (leaf.max_rep == 0 || d >= leaf.element_def)) {
                 to->null(at + row - skip, leaf.max_rep == 0 ? 1 : 2);
