@@ -6,7 +6,7 @@
 #include "base/io.h"
 #include "base/json.h"
 #include "data/norm_stats.h"
-#include "train/config.h"
+#include "train/contract_config.h"
 
 #include <stdbool.h>
 #include <stdio.h>
@@ -40,18 +40,6 @@ typedef struct {
     const char *const *overrides;
     size_t override_count;
 } request;
-
-static vla_status layout_of(const vlai_dims *dims, const char *key, const char *where, vlai_layout *out, vla_error *err)
-{
-    if (dims->count == 0)
-        return vlai_fail(err, VLA_E_INVALID, "%s: %s is required", where, key);
-    json_t *object = json_object();
-    for (size_t i = 0; i < dims->count; i++)
-        json_object_set_new(object, dims->names[i], json_integer(dims->values[i]));
-    vla_status status = vlai_layout_parse(object, where, out, err);
-    json_decref(object);
-    return status;
-}
 
 static vla_status find_set(const request *r, const vlai_config *config, char *out, size_t size, vla_error *err)
 {
@@ -90,8 +78,8 @@ static vla_status run(const request *r, vla_error *err)
     vla_status status = VLA_OK;
     if (r->config) {
         VLA_TRY_GOTO(vlai_config_load(r->config, r->overrides, r->override_count, &config, err), done);
-        VLA_TRY_GOTO(layout_of(&config->task.dof_config, "task.dof_config", r->config, &dof, err), done);
-        VLA_TRY_GOTO(layout_of(&config->task.agent_pos_config, "task.agent_pos_config", r->config, &agent, err), done);
+        VLA_TRY_GOTO(vlai_config_layout(config, "task.dof_config", &config->task.dof_config, &dof, err), done);
+        VLA_TRY_GOTO(vlai_config_layout(config, "task.agent_pos_config", &config->task.agent_pos_config, &agent, err), done);
         wanted.state_layout = &agent;
         wanted.action_layout = &dof;
         wanted.chunk = config->task.action_horizon;

@@ -45,10 +45,11 @@ vla_status vlai_config_tokenizer(const vlai_config *config, vlai_tokenizer **out
     return status;
 }
 
-static vla_status take_layout(const vlai_config *config, const char *key, const vlai_dims *dims, vlai_layout *out,
-                              vla_error *err)
+vla_status vlai_config_layout(const vlai_config *config, const char *key, const vlai_dims *dims, vlai_layout *out, vla_error *err)
 {
     char where[1024];
+    if (dims->count == 0)
+        return vlai_fail_hint(err, VLA_E_INVALID, "a map of names to widths", "%s: %s is required and missing", config->path, key);
     vlai_config_where(config, key, where, sizeof where);
     json_t *object = json_object();
     for (size_t i = 0; i < dims->count; i++)
@@ -92,8 +93,8 @@ static vla_status fill(const vlai_config *config, const vlai_tokenizer *tok, vla
                                          word_of(&config->data.camera_name_mapping, view),
                                          resolution_of(&config->data.resolution, view), err));
     }
-    VLA_TRY(take_layout(config, "task.agent_pos_config", &config->task.agent_pos_config, &c->pos, err));
-    VLA_TRY(take_layout(config, "task.dof_config", &config->task.dof_config, &c->dof, err));
+    VLA_TRY(vlai_config_layout(config, "task.agent_pos_config", &config->task.agent_pos_config, &c->pos, err));
+    VLA_TRY(vlai_config_layout(config, "task.dof_config", &config->task.dof_config, &c->dof, err));
     c->horizon = config->task.action_horizon;
     c->mask_padded = config->data.mask_padded_actions;
     c->state_string = config->task.use_state_string_representation;

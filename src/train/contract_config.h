@@ -26,6 +26,8 @@ vla_status vlai_config_fast(const vlai_config *config, vlai_fast **out, vla_erro
 vla_status vlai_config_tokenizer(const vlai_config *config, vlai_tokenizer **out, vla_error *err);
 /* The padded layout's cut of long prompts stays off: set contract.truncate to have it. */
 vla_status vlai_config_contract(const vlai_config *config, const vlai_tokenizer *tok, vlai_contract *out, vla_error *err);
+/* The layout that a key of the section `task` gives; errors name its place. Released with vlai_layout_fini. */
+vla_status vlai_config_layout(const vlai_config *config, const char *key, const vlai_dims *dims, vlai_layout *out, vla_error *err);
 /* Opens the data set in `root` as data.lerobot_config says: damaged or missing parts allowed or not, and, with `chosen`, its
  * episodes alone. */
 vla_status vlai_config_open_set(const vlai_config *config, const char *root, bool chosen, vla_dataset **out, vla_error *err);

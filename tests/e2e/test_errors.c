@@ -285,6 +285,7 @@ static void senseless_arguments(void **state)
         {"train --config tiny.yml --checkpoint.save_path=none --logging.save_interval=2000000000000000", {"of at least 1 and at most 1e15"}},
         {"preflight --config=tiny.yml --ranks=4097", {"--ranks 4097", "1 to 4096"}},
         {"norm-stats --data_root set --hyperparams.seed=5", {"'--hyperparams.seed=5'", "--train_config"}},
+        {"norm-stats --train_config tiny.yml --task.dof_config=", {"task.dof_config is required and missing", "a map of names to widths"}},
         {"norm-stats --train_config tiny.yml --threads 4097", {"--threads '4097'", "from 0 to 4096"}},
         {"config --hyperparams.seed=5", {"'--hyperparams.seed=5'", "vla config --config FILE"}},
         {"config nothing", {"'nothing' is not a section"}},
