@@ -30,11 +30,10 @@ void vlai_parity_report(vlai_parity_case *c, const char *quantity, const char *t
     for (int i = 0; i < c->count && !q; i++)
         if (!strcmp(c->quantities[i].name, quantity))
             q = &c->quantities[i];
+    if (!q && c->count == (int)(sizeof c->quantities / sizeof *c->quantities))
+        q = &c->quantities[c->count - 1];
     if (!q) {
-        if (c->count == (int)(sizeof c->quantities / sizeof *c->quantities))
-            q = &c->quantities[c->count - 1];
-        else
-            q = &c->quantities[c->count++];
+        q = &c->quantities[c->count++];
         snprintf(q->name, sizeof q->name, "%s", quantity);
         q->pass = true;
         q->error = -1;
@@ -48,6 +47,24 @@ void vlai_parity_report(vlai_parity_case *c, const char *quantity, const char *t
         snprintf(q->tensor, sizeof q->tensor, "%s", tensor);
     }
     q->pass = q->pass && pass;
+}
+
+vla_status vlai_parity_integers(vlai_parity_case *c, const char *quantity, const char *tensor, const vlai_tensor_view *want,
+                                const int64_t *got, int64_t n, bool may_lack, vla_error *err)
+{
+    if (!want) {
+        if (!may_lack)
+            vlai_parity_report(c, quantity, tensor, got ? 1 : 0, 0);
+        return VLA_OK;
+    }
+    double wrong = got && want->elements == n ? 0 : INFINITY;
+    for (int64_t i = 0; wrong < INFINITY && i < n; i++) {
+        int64_t value;
+        VLA_TRY(vlai_tensor_to_int64(want, i, 1, &value, err));
+        wrong += value != got[i];
+    }
+    vlai_parity_report(c, quantity, tensor, wrong, vlai_parity_bound(c, quantity));
+    return VLA_OK;
 }
 
 vla_status vlai_parity_path(const vlai_parity_case *c, const char *file, char *out, size_t size, vla_error *err)

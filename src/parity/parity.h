@@ -58,8 +58,13 @@ typedef struct vlai_parity_case {
     char note[256];    /* may also say what of a case that ran was not looked at */
 } vlai_parity_case;
 
-/* Records one comparison: folded into the quantity of that name. NaN errors fail. */
+/* Records one comparison: folded into the quantity of that name, or into the last one where there is no room for another. NaN errors
+ * fail. */
 void vlai_parity_report(vlai_parity_case *c, const char *quantity, const char *tensor, double error, double bound);
+/* Counts the whole numbers got[n] that differ from those of `want`; got NULL differs from any. A `want` that the case lacks (NULL) is no
+ * comparison with may_lack, and else means that there are none: got must be NULL. */
+vla_status vlai_parity_integers(vlai_parity_case *c, const char *quantity, const char *tensor, const vlai_tensor_view *want,
+                                const int64_t *got, int64_t n, bool may_lack, vla_error *err);
 
 /* Opens FILE of the case folder ("inputs.safetensors"); `assets/x` names resolve beside the case. */
 vla_status vlai_parity_open(const vlai_parity_case *c, const char *file, vlai_safetensors **out, vla_error *err);

@@ -274,26 +274,11 @@ static void compare_text(vlai_parity_case *c, const prompt_group *g, size_t i, s
     vlai_text_fini(&got);
 }
 
-/* Integers or bytes of ours against an integer tensor; absent ones must be absent on both sides when `absent` matters. */
-static vla_status compare_integers(vlai_parity_case *c, const prompt_group *g, const char *name, const int64_t *got,
-                                   int64_t n, bool none_means_absent, vla_error *err)
+static vla_status compare_integers(vlai_parity_case *c, const prompt_group *g, const char *name, const int64_t *got, int64_t n, vla_error *err)
 {
-    const vlai_tensor_view *t = find(g->want, g, name);
     char full[96];
     snprintf(full, sizeof full, "g%lld.%s", (long long)g->number, name);
-    if (!t) {
-        if (none_means_absent)
-            vlai_parity_report(c, name, full, got ? 1 : 0, 0);
-        return VLA_OK;
-    }
-    double wrong = got && t->elements == n ? 0 : INFINITY;
-    for (int64_t i = 0; wrong < INFINITY && i < n; i++) {
-        int64_t value;
-        VLA_TRY(vlai_tensor_to_int64(t, i, 1, &value, err));
-        wrong += value != got[i];
-    }
-    vlai_parity_report(c, name, full, wrong, vlai_parity_bound(c, name));
-    return VLA_OK;
+    return vlai_parity_integers(c, name, full, find(g->want, g, name), got, n, strcmp(name, "labels") != 0, err);
 }
 
 /* One float array of every sample, stacked. */
@@ -368,12 +353,12 @@ static vla_status compare_group(vlai_parity_case *c, prompt_group *g, vla_error 
     }
     for (size_t i = 0; i < g->rows; i++)
         compare_text(c, g, i, longest);
-    VLA_TRY_GOTO(compare_integers(c, g, "input_ids", batch.input_ids, n, false, err), done);
-    VLA_TRY_GOTO(compare_integers(c, g, "attention_mask", batch.attention_mask, n, false, err), done);
-    VLA_TRY_GOTO(compare_integers(c, g, "labels", batch.labels, n, true, err), done);
-    VLA_TRY_GOTO(compare_integers(c, g, "moe_token_types", types, n, false, err), done);
-    VLA_TRY_GOTO(compare_integers(c, g, "image_grid_thw", grids, (int64_t)grid_count, false, err), done);
-    VLA_TRY_GOTO(compare_integers(c, g, "frame_index", frames, (int64_t)g->rows, false, err), done);
+    VLA_TRY_GOTO(compare_integers(c, g, "input_ids", batch.input_ids, n, err), done);
+    VLA_TRY_GOTO(compare_integers(c, g, "attention_mask", batch.attention_mask, n, err), done);
+    VLA_TRY_GOTO(compare_integers(c, g, "labels", batch.labels, n, err), done);
+    VLA_TRY_GOTO(compare_integers(c, g, "moe_token_types", types, n, err), done);
+    VLA_TRY_GOTO(compare_integers(c, g, "image_grid_thw", grids, (int64_t)grid_count, err), done);
+    VLA_TRY_GOTO(compare_integers(c, g, "frame_index", frames, (int64_t)g->rows, err), done);
     VLA_TRY_GOTO(compare_floats(c, g, "proprioception", state_of, err), done);
     VLA_TRY_GOTO(compare_floats(c, g, "agent_pos_mask", state_mask_of, err), done);
     VLA_TRY_GOTO(compare_floats(c, g, "action_chunk", action_of, err), done);

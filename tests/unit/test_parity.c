@@ -314,10 +314,31 @@ static void nothing_trained(void **state)
     must_fail("fp32", NULL, "no parameter trained");
 }
 
+/* More quantities than there is room for: none that failed is forgotten. */
+static void many_quantities(void **state)
+{
+    (void)state;
+    vlai_parity_case *c = vlai_calloc(1, sizeof *c);
+    assert_non_null(c);
+    int room = (int)(sizeof c->quantities / sizeof *c->quantities);
+    for (int i = 0; i < 2 * room; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "q%d", i);
+        vlai_parity_report(c, name, "tensor", i == room + 1 ? 1 : 0, 0.5);
+    }
+    assert_int_equal(c->count, room);
+    for (int i = 0; i < room; i++)
+        assert_int_equal(c->quantities[i].pass, i < room - 1);
+    assert_true(c->quantities[room - 1].error == 1);
+    vlai_parity_case_fini(c);
+    vlai_free(c);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(damaged_tensors), cmocka_unit_test(damaged_files), cmocka_unit_test(damaged_texts),
                                        cmocka_unit_test(unknown_tensors), cmocka_unit_test(without_bf16), cmocka_unit_test(without_steps),
-                                       cmocka_unit_test(one_action_row), cmocka_unit_test(nothing_trained)};
+                                       cmocka_unit_test(one_action_row), cmocka_unit_test(nothing_trained),
+                                       cmocka_unit_test(many_quantities)};
     return cmocka_run_group_tests_name("parity", tests, make_root, drop_root);
 }
