@@ -79,10 +79,19 @@ static bool is_named(const char *name, const char *other, const char *ending)
     return vlai_ckpt_parse_name(stem, &epoch, &step) || (other && !strcmp(stem, other));
 }
 
-/* Leftovers: EPOCH_STEP.tmp and the like, never a name that a user could have chosen for something else. */
-static bool is_leftover(const char *name)
+/* EPOCH_STEP.replaced where EPOCH_STEP stands complete: a kill came before it was removed. */
+static bool is_replaced(const char *run, const char *name)
 {
-    return is_named(name, VLAI_CKPT_LATEST, VLAI_CKPT_TEMPORARY);
+    char path[VLAI_CKPT_PATH];
+    return is_named(name, NULL, VLAI_CKPT_REPLACED) &&
+           snprintf(path, sizeof path, "%s/%.*s/" VLAI_CKPT_DONE, run, (int)(strlen(name) - strlen(VLAI_CKPT_REPLACED)), name) < (int)sizeof path &&
+           vlai_is_file(path);
+}
+
+/* Leftovers: EPOCH_STEP.tmp and the like, never a name that a user could have chosen for something else. */
+static bool is_leftover(const char *run, const char *name)
+{
+    return is_named(name, VLAI_CKPT_LATEST, VLAI_CKPT_TEMPORARY) || is_replaced(run, name);
 }
 
 static void remove_leftovers(const char *run)
@@ -93,7 +102,7 @@ static void remove_leftovers(const char *run)
     if (vlai_list_dir(run, &names, &count, &err) != VLA_OK)
         return;
     for (size_t i = 0; i < count; i++)
-        if (is_leftover(names[i]) && vlai_path_join(path, sizeof path, run, names[i]) &&
+        if (is_leftover(run, names[i]) && vlai_path_join(path, sizeof path, run, names[i]) &&
             vlai_remove_tree(path, &err) != VLA_OK)
             vlai_warn("leftover of an interrupted save: %s", err.message);
     vlai_names_free(names, count);
@@ -456,13 +465,13 @@ static vla_status begin_directory(vla_checkpoint_writer *w, const char *dir, vla
  * under a name that is still found, until the new one is in place. */
 static vla_status put_in_place(const char *temporary, const char *final, vla_error *err)
 {
-    if (!vlai_is_dir(final))
-        return vlai_publish(temporary, final, err);
     char aside[VLAI_CKPT_PATH];
     if (snprintf(aside, sizeof aside, "%s%s", final, VLAI_CKPT_REPLACED) >= (int)sizeof aside)
         return vlai_fail(err, VLA_E_INVALID, "%s: path too long", final);
-    VLA_TRY(vlai_remove_tree(aside, err));
-    VLA_TRY(vlai_publish(final, aside, err));
+    if (vlai_is_dir(final)) { /* else one may stand aside alone: a kill came before its successor was in place */
+        VLA_TRY(vlai_remove_tree(aside, err));
+        VLA_TRY(vlai_publish(final, aside, err));
+    }
     VLA_TRY(vlai_publish(temporary, final, err));
     vla_error ignored = VLA_ERROR_INIT;
     if (vlai_remove_tree(aside, &ignored) != VLA_OK)

@@ -452,6 +452,39 @@ static void what_is_set_aside_stays(void **state)
     vla_store_destroy(store);
 }
 
+/* A kill may leave what a rewrite has moved aside: it is kept while it is all there is of its step, and removed once it has a successor. */
+static void what_is_replaced_goes(void **state)
+{
+    (void)state;
+    vla_error err = VLA_ERROR_INIT;
+    vla_store *store = make_store(VLA_FP32);
+    vla_checkpoint_writer *w;
+    vla_checkpoint *c;
+    assert_ok(vla_checkpoint_writer_create(at("rewrite"), NULL, &w, &err), err);
+    assert_ok(save(w, store, 1, &err), err);
+    assert_ok(save(w, store, 2, &err), err);
+    vla_checkpoint_writer_destroy(w);
+    char aside[512], whole[512];
+    snprintf(aside, sizeof aside, "%s", at("rewrite/0_2.replaced"));
+    snprintf(whole, sizeof whole, "%s", at("rewrite/0_2"));
+    assert_int_equal(rename(whole, aside), 0); /* killed between the two renames */
+    assert_ok(vla_checkpoint_writer_create(at("rewrite"), NULL, &w, &err), err);
+    assert_ok(vla_checkpoint_open(at("rewrite"), &c, &err), err);
+    assert_int_equal(vla_checkpoint_step(c), 2);
+    vla_checkpoint_close(c);
+    assert_ok(save(w, store, 2, &err), err);
+    vla_checkpoint_writer_destroy(w);
+    assert_true(exists(at("rewrite"), "0_2"));
+    assert_false(exists(at("rewrite"), "0_2.replaced"));
+    assert_int_equal(rename(whole, aside), 0); /* killed after both */
+    assert_int_equal(rename(at("rewrite/0_1"), whole), 0);
+    assert_ok(vla_checkpoint_writer_create(at("rewrite"), NULL, &w, &err), err);
+    vla_checkpoint_writer_destroy(w);
+    assert_true(exists(at("rewrite"), "0_2"));
+    assert_false(exists(at("rewrite"), "0_2.replaced"));
+    vla_store_destroy(store);
+}
+
 /* A folder of `length` bytes, made of folders with long names. */
 static void long_path(char *path, size_t length)
 {
@@ -617,7 +650,7 @@ int main(void)
         cmocka_unit_test(damage_is_refused_and_skipped),
         cmocka_unit_test(weights_files_are_strict),
         cmocka_unit_test(a_state_that_is_not_finite_is_not_saved),
-        cmocka_unit_test(what_is_set_aside_stays),
+        cmocka_unit_test(what_is_set_aside_stays), cmocka_unit_test(what_is_replaced_goes),
         cmocka_unit_test(the_longest_path),
         cmocka_unit_test(room_is_asked_for),
         cmocka_unit_test(every_failing_write),
