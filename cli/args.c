@@ -99,6 +99,9 @@ int args_parse(args *a, int argc, char **argv)
                 return code;
         } else if (a->overrides && vlai_config_is_override(arg) && a->overrides_given < ARGS_MOST) {
             a->override[a->overrides_given++] = arg;
+        } else if (a->positionals && !*arg) { /* else a path that is nowhere, or here */
+            fprintf(stderr, "vla %s: an empty argument\n  hint: is a variable of the shell not set?\n", a->name);
+            return EXIT_USAGE;
         } else if (a->positionals && arg[0] != '-' && a->positionals_given < ARGS_POSITIONALS) {
             a->positional[a->positionals_given++] = arg;
         } else {

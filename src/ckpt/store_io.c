@@ -245,7 +245,7 @@ static vla_status check_piece(void *user, int64_t first, int64_t n, const void *
     vlai_work_add();
     int64_t bad = first_bad(c->tensor.dtype, data, n);
     return bad < 0 ? VLA_OK
-                   : vlai_fail_hint(err, VLA_E_NONFINITE, "go on from the checkpoint before it, with a smaller learning rate",
+                   : vlai_fail_hint(err, VLA_E_NONFINITE, "go on from the checkpoint before it, with a smaller learning rate; where none was saved yet, the weights that the run began with may be damaged",
                                     "%s '%s' is not finite at element %lld: this state is not saved", c->what, c->tensor.name,
                                     (long long)(first + bad));
 }

@@ -26,11 +26,15 @@ static vla_status in_range(const char *option, int64_t value, int64_t low, int64
                      (long long)high);
 }
 
+/* Names of cameras are names of folders too. */
 static vla_status check_key(const char *option, const char *key, vla_error *err)
 {
-    if (!*key || strchr(key, '/') || strlen(key) > 200 || vlai_utf8_check(key, strlen(key)) != strlen(key))
+    bool odd = !strcmp(key, ".") || !strcmp(key, "..");
+    for (const char *p = key; *p; p++)
+        odd |= (unsigned char)*p < ' ';
+    if (odd || !*key || strchr(key, '/') || strlen(key) > 200 || vlai_utf8_check(key, strlen(key)) != strlen(key))
         return vlai_fail_hint(err, VLA_E_INVALID, "LeRobot keeps '/' for itself; a usual name is observation.images.front",
-                              "%s: '%s' cannot name a feature: wanted 1 to 200 bytes of UTF-8 without '/'", option, key);
+                              "%s: '%s' cannot name a feature: wanted 1 to 200 bytes of UTF-8 without '/', ends of lines, and not '.' or '..'", option, key);
     static const char *const taken[] = {"timestamp", "frame_index", "episode_index", "index", "task_index"};
     for (size_t i = 0; i < sizeof taken / sizeof *taken; i++)
         if (!strcmp(key, taken[i]))

@@ -43,7 +43,7 @@ static vla_status add_task(task_list *list, int64_t index, const char *text, siz
                                         "program by task_index",
                     list->count, (long long)index);
     }
-    if (!*text) {
+    if (!text[strspn(text, " \t\r\n")]) {
         vlai_finding f = vlai_finding_warning("task-empty", list->file);
         f.found = vlai_value_whole(index);
         vlai_report(list->findings, &f, "task %lld has an empty text", (long long)index);

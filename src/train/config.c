@@ -482,6 +482,8 @@ static vla_status apply_path(loader *l, const char *path, const vlai_yaml *value
     if (o)
         return set_option(l, s, o, value);
     const section *whole = vlai_config_section(path, strlen(path));
+    if (whole && *path && value->type == VLAI_YAML_NULL) /* in a file an empty section; here it would change nothing and say nothing */
+        return vlai_fail_hint(l->err, VLA_E_INVALID, "null takes the default of a single key", "%s: %s is a section of keys, wanted a map of them", l->source, path);
     if (whole && *path)
         return read_section(l, whole, value);
     /* The longest prefix that is a map or a section tells where the rest begins. */

@@ -20,20 +20,28 @@ static const vlai_colour blue = {31, 119, 180}, orange = {255, 127, 14}, grey = 
 
 /* ---- terminal ---- */
 
-static double ratio(double a, double b)
+/* "-": there is none. */
+static const char *ratio(double a, double b, char text[32])
 {
-    return b > 0 ? a / b : NAN;
+    if (b > 0)
+        snprintf(text, 32, "%.3f", a / b);
+    return b > 0 ? text : "-";
 }
 
 static void print_row(vlai_text *out, const char *name, const vlai_predict_error *e)
 {
-    vlai_text_printf(out, "  %-28.28s %12.5g %12.5g %14.5g %14.5g %8.3f\n", name, e->l1, e->mse, e->mean_l1, e->mean_mse,
-                     ratio(e->l1, e->mean_l1));
+    char text[32];
+    if (e->count == 0) /* a step that no episode is long enough for */
+        vlai_text_printf(out, "  %-28.28s %12s %12s %14s %14s %8s\n", name, "-", "-", "-", "-", "-");
+    else
+        vlai_text_printf(out, "  %-28.28s %12.5g %12.5g %14.5g %14.5g %8s\n", name, e->l1, e->mse, e->mean_l1, e->mean_mse,
+                         ratio(e->l1, e->mean_l1, text));
 }
 
 void vlai_predict_print(const vlai_predict *p, vlai_text *out)
 {
     const vlai_predict_result *r = &p->result;
+    char text[32];
     vlai_text_printf(out, "%s (step %" PRId64 ")%s%s on %s\n", vlai_predict_checkpoint(p), vlai_predict_step(p),
                      p->options.weights ? " with the weights of " : "", p->options.weights ? p->options.weights : "", p->root);
     vlai_text_printf(out, "%" PRId64 " episode%s, %" PRId64 " predictions of %" PRId64 " actions, one every %" PRId64 " frames, %" PRId64
@@ -54,8 +62,8 @@ void vlai_predict_print(const vlai_predict *p, vlai_text *out)
     }
     print_row(out, "all", &r->all);
     print_row(out, "all, in half ranges", &r->unit);
-    vlai_text_printf(out, "mean L1 error %.6g, of the mean action %.6g (over %" PRId64 " training frames): %.3f of it\n", r->all.l1,
-                     r->all.mean_l1, r->training_rows, ratio(r->all.l1, r->all.mean_l1));
+    vlai_text_printf(out, "mean L1 error %.6g, of the mean action %.6g (over %" PRId64 " training frames): %s of it\n", r->all.l1,
+                     r->all.mean_l1, r->training_rows, ratio(r->all.l1, r->all.mean_l1, text));
 }
 
 /* ---- JSON ---- */

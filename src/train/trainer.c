@@ -509,7 +509,8 @@ static vla_status too_many_bad(vla_trainer *t, vla_error *err)
         VLA_TRY(vlai_group_barrier(t->group, "the end after too many steps that were not finite", 0, err));
     return vlai_fail_hint(err, VLA_E_NONFINITE,
                           "look at the samples named above (vla check), or lower the learning rate, and go on from the last good "
-                          "checkpoint; checkpoint.max_bad_steps is the bound",
+                          "checkpoint; where there is none, the weights that the run began with may be damaged; "
+                          "checkpoint.max_bad_steps is the bound",
                           "%lld steps in a row were not finite, the last of them step %lld: %s; nothing of them was applied; last "
                           "good checkpoint: %s",
                           (long long)t->progress.bad_in_a_row, (long long)t->progress.step, t->culprit,

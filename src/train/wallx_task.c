@@ -277,7 +277,7 @@ static vla_status init_with(vlai_wallx_task *t, vla_store *store, vlai_pool *poo
     vla_status status = vlai_wallx_load(&t->model, st, store, pool, err);
     if (status == VLA_OK)
         vlai_info("weights from %s (%zu tensors); step 0", t->setup.weights, vlai_safetensors_count(st));
-    else
+    else if (err && strncmp(err->message, t->setup.weights, strlen(t->setup.weights)) != 0) /* of several files it may name another */
         vlai_prefix(err, status, "%s", t->setup.weights);
     vlai_safetensors_close(st);
     return status;

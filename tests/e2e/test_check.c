@@ -152,6 +152,7 @@ static void kinds_once(void **state)
         {"meta/tasks.jsonl", "version https://git-lfs.github.com/spec/v1\n", "lfs-pointer", "the file is a Git-LFS pointer: the instructions cannot be read"},
         {"meta/info.json", "{\"codebase_version\": \"v2.1\", \"total_episodes\": \"6\", \"splits\": {\"train\": \"0:6\"}}", "value", "total_episodes is '6', wanted a whole number"},
         {"meta/info.json", "{\"codebase_version\": \"v2.1\", \"total_frames\": 2.5}", "value", "total_frames is 2.5, wanted a whole number"},
+        {"meta/tasks.jsonl", "{\"task_index\": 0, \"task\": \" \\t\"}\n", "task-empty", "task 0 has an empty text"},
         {"meta/info.json", "{\"codebase_version\": \"v2.1\", \"fps\": \"10\"}", "fps", "fps is the text '10': a frame rate above 0 is needed"},
         {"meta/info.json", "{\"codebase_version\": \"v2.1\", \"fps\": -2}", "fps", "fps is -2: a frame rate above 0 is needed"},
         {"meta/info.json", "{\"codebase_version\": \"v2.1\"}", "fps", "fps is missing: a frame rate above 0 is needed"},

@@ -277,6 +277,8 @@ static void senseless_arguments(void **state)
     } rows[] = {
         {"train --config tiny.yml --stop-at 99999999999999999999", {"--stop-at '99999999999999999999'", "from 1 to 1000000000000000"}},
         {"train --config=", {"--config ''", "not empty"}},
+        {"synth none --cameras ..", {"--cameras: '..' cannot name a feature"}},
+        {"train --config tiny.yml --checkpoint.save_path=none --data.key_mappings=null", {"--data.key_mappings=null: data.key_mappings is a section of keys", "of a single key"}},
         {"train --config tiny.yml --checkpoint.save_path=none --hyperparams.seed=[", {"--hyperparams.seed=[: the value is not valid YAML", "quote the value"}},
         {"train --config tiny.yml --checkpoint.save_path=none --hyperparams.optimizer.eps=0", {"hyperparams.optimizer.eps is the number 0", "above 0"}},
         {"train --config tiny.yml --checkpoint.save_path=none --hyperparams.batch_size_per_gpu=", {"--hyperparams.batch_size_per_gpu=: an empty value", "null"}},
@@ -318,6 +320,34 @@ static void senseless_arguments(void **state)
     assert_false(vlai_is_dir(at("none")));
     EXPECT(0, "help synth", "Usage: vla synth OUT");
     EXPECT(0, "help", "Usage: vla COMMAND");
+}
+
+/* A variable of the shell that is not set leaves an empty argument, not the name of a folder. */
+static void empty_arguments(void **state)
+{
+    (void)state;
+    static const char *const commands[] = {"check", "check set", "predict", "report", "convert start", "inspect dataset", "parity"};
+    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
+        char line[512];
+        snprintf(line, sizeof line, "{ " VLA_TEST_PROGRAM " %s \"$NO_SUCH_VARIABLE\" >log 2>&1; [ $? = 2 ]; } && grep -q 'an empty argument' log", commands[i]);
+        shell(line);
+    }
+}
+
+/* One episode of one frame: everything runs, and what cannot be had is '-' instead of a number. */
+static void the_smallest_set(void **state)
+{
+    (void)state;
+    shell("rm -rf small smallest.json");
+    tiny_must("synth small --episodes 1 --length 1 --size 64x64 --state-dim 3 --action-dim 3");
+    tiny_must("check --full small");
+    tiny_must("norm-stats --train_config tiny.yml --data.lerobot_config.repo_id=small --output_path smallest.json");
+    tiny_must("train --config tiny.yml --data.lerobot_config.repo_id=small --data.norm_stats_path=smallest.json --data.train_test_split=1 "
+              "--hyperparams.batch_size_per_gpu=1 --checkpoint.save_path=smallest --stop-at 2");
+    tiny_must("predict smallest");
+    tiny_said("of the mean action 0 (over 1 training frames): - of it");
+    shell("! grep -qw nan log && grep -q '^  step 3 of the horizon  *-  *-  *-  *-  *-$' log");
+    tiny_must("report smallest");
 }
 
 /* A switch of performance that is neither 0 nor 1, and a number that is none. */
@@ -540,7 +570,7 @@ static void conversions(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(senseless_arguments), cmocka_unit_test(senseless_environment), cmocka_unit_test(kinds_of_files), cmocka_unit_test(names_of_any_bytes),
+        cmocka_unit_test(senseless_arguments), cmocka_unit_test(empty_arguments), cmocka_unit_test(the_smallest_set), cmocka_unit_test(senseless_environment), cmocka_unit_test(kinds_of_files), cmocka_unit_test(names_of_any_bytes),
         cmocka_unit_test(forbidden),
         cmocka_unit_test(allowed_names), cmocka_unit_test(resume_of_what_is_damaged), cmocka_unit_test(closed_descriptors),
         cmocka_unit_test(limits_of_memory), cmocka_unit_test(signals_leave_nothing), cmocka_unit_test(conversions),
