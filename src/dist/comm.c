@@ -12,7 +12,6 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 struct vlai_comm {
@@ -81,19 +80,9 @@ static void *watch_main(void *context)
     return NULL;
 }
 
-/* "cuda", "cuda:3": the GPU's number; -1 for the CPU, -2 for anything else. */
-static int gpu_of(const char *device)
-{
-    if (!strcmp(device, "cpu"))
-        return -1;
-    if (strncmp(device, "cuda", 4) || (device[4] && device[4] != ':'))
-        return -2;
-    return device[4] ? atoi(device + 5) : 0;
-}
-
 vla_status vlai_comm_available(const char *device, char *text, size_t size, vla_error *err)
 {
-    if (gpu_of(device) >= 0) {
+    if (vlai_gpu_of(device) >= 0) {
 #ifdef VLA_NCCL
         int version;
         VLA_TRY(vlai_nccl_version(&version, err));
@@ -120,9 +109,9 @@ static vla_status open_transport(vlai_comm *comm, struct vlai_group *group, cons
     (void)limit;
     VLA_TRY(vlai_comm_available(device, text, sizeof text, err));
 #ifdef VLA_NCCL
-    if (gpu_of(device) >= 0) {
+    if (vlai_gpu_of(device) >= 0) {
         comm->transport = &vlai_nccl;
-        return vlai_nccl_open(group, limit, gpu_of(device), &comm->state, err);
+        return vlai_nccl_open(group, limit, vlai_gpu_of(device), &comm->state, err);
     }
 #endif
 #ifdef VLA_GLOO
@@ -136,7 +125,7 @@ static vla_status open_transport(vlai_comm *comm, struct vlai_group *group, cons
 vla_status vlai_comm_open(struct vlai_group *group, const char *device, vlai_comm **out, vla_error *err)
 {
     *out = NULL;
-    int gpu = gpu_of(device);
+    int gpu = vlai_gpu_of(device);
     if (gpu == -2)
         return vlai_fail(err, VLA_E_INVALID, "device '%s': wanted cpu, cuda or cuda:N", device);
     vlai_comm *comm = vlai_calloc(1, sizeof *comm);

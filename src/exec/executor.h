@@ -52,6 +52,9 @@ struct vla_run {
     void *state; /* of the backend */
 };
 
+/* The GPU that a device's name says: 0 for "cuda", N for "cuda:N"; -1: "cpu"; -2: no device's name. */
+int vlai_gpu_of(const char *device);
+
 /* Where a tensor of the store stands for runs of this executor; NULL when the store was not attached to it. */
 void *vlai_store_place(const vla_store *store, const vla_executor *ex, vla_store_kind kind, size_t index);
 void *vlai_store_arena(const vla_store *store, const vla_executor *ex, vla_store_kind kind); /* the same, of all */

@@ -17,17 +17,27 @@ vla_status vla_executor_create(int threads, vla_executor **out, vla_error *err)
     return vla_executor_create_on("cpu", threads, out, err);
 }
 
+int vlai_gpu_of(const char *device)
+{
+    if (!strcmp(device, "cpu"))
+        return -1;
+    if (!strcmp(device, "cuda"))
+        return 0;
+    const char *number = strncmp(device, "cuda:", 5) ? "" : device + 5;
+    size_t digits = strspn(number, "0123456789");
+    return digits > 0 && digits < 5 && !number[digits] ? atoi(number) : -2;
+}
+
 vla_status vla_executor_create_on(const char *device, int threads, vla_executor **out, vla_error *err)
 {
     *out = NULL;
     const vlai_backend *backend = NULL;
-    int index = 0;
-    if (!strcmp(device, "cpu"))
+    int index = vlai_gpu_of(device);
+    if (index == -1) {
         backend = &vlai_backend_cpu;
-    else if (!strncmp(device, "cuda", 4) && (device[4] == 0 || device[4] == ':')) {
+    } else if (index >= 0) {
 #ifdef VLA_CUDA
         backend = &vlai_backend_cuda;
-        index = device[4] ? atoi(device + 5) : 0;
 #else
         return vlai_fail_hint(err, VLA_E_UNSUPPORTED, "build with -DVLA_CUDA=ON, or use the device cpu", "device '%s': this build has no CUDA part", device);
 #endif
@@ -40,7 +50,7 @@ vla_status vla_executor_create_on(const char *device, int threads, vla_executor 
     if (!ex)
         return vlai_nomem(err, sizeof *ex);
     ex->backend = backend;
-    ex->index = index;
+    ex->index = index > 0 ? index : 0;
     ex->threads = threads;
     vla_status status = backend->open(ex, err);
     if (status != VLA_OK) {

@@ -144,6 +144,21 @@ static void files_do_not_know_the_home(void **state)
     }
 }
 
+static void names_of_devices(void **state)
+{
+    (void)state;
+    static const struct { const char *name; int gpu; } names[] = {
+        {"cpu", -1}, {"cuda", 0}, {"cuda:0", 0}, {"cuda:7", 7}, {"cuda:12", 12}, {"", -2}, {"CPU", -2}, {"cpu:0", -2}, {"cuda:", -2}, {"cuda:x", -2},
+        {"cuda:1x", -2}, {"cuda:-1", -2}, {"cuda: 1", -2}, {"cuda1", -2}, {"cudas", -2}, {"cuda:12345", -2}};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        assert_int_equal(vlai_gpu_of(names[i].name), names[i].gpu);
+        vla_executor *ex;
+        vla_error err = VLA_ERROR_INIT;
+        if (names[i].gpu == -2)
+            assert_int_equal(vla_executor_create_on(names[i].name, 1, &ex, &err), VLA_E_INVALID);
+    }
+}
+
 static int install(void **state)
 {
     (void)state;
@@ -153,6 +168,6 @@ static int install(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(the_same_bits), cmocka_unit_test(files_do_not_know_the_home)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(the_same_bits), cmocka_unit_test(files_do_not_know_the_home), cmocka_unit_test(names_of_devices)};
     return cmocka_run_group_tests(tests, install, NULL);
 }
