@@ -1,4 +1,5 @@
-/* chain without a compiler: every thread goes through the steps for its elements. */
+/* chain without a compiler: every thread goes through the steps for its elements. Sums are intrinsics, which are never joined with a
+ * product: as in what is compiled at run time. */
 #include "kernels/chain.h"
 #include "kernels/common.cuh"
 
@@ -12,7 +13,7 @@ struct operands {
 
 __device__ float phi(float x)
 {
-    return 0.5f * (1.0f + erff(x * 0.70710678118654752440f));
+    return 0.5f * __fadd_rn(1.0f, erff(x * 0.70710678118654752440f));
 }
 
 __device__ float step(int op, float a, float b, float value)
@@ -23,9 +24,9 @@ __device__ float step(int op, float a, float b, float value)
     case VLAI_OP_mul:
     case VLAI_OP_mul_rows: return __fmul_rn(a, b);
     case VLAI_OP_scale: return __fmul_rn(a, value);
-    case VLAI_OP_silu: return a / (1.0f + expf(-a));
+    case VLAI_OP_silu: return a / __fadd_rn(1.0f, expf(-a));
     case VLAI_OP_silu_grad: {
-        float s = 1.0f / (1.0f + expf(-b));
+        float s = 1.0f / __fadd_rn(1.0f, expf(-b));
         return __fmul_rn(a, __fmul_rn(s, __fadd_rn(1.0f, __fmul_rn(b, __fsub_rn(1.0f, s)))));
     }
     case VLAI_OP_gelu: return __fmul_rn(a, phi(a));

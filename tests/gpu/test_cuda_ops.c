@@ -611,6 +611,26 @@ static void attention(void)
     }
 }
 
+/* A compiled chain and an interpreted one give the same bits. */
+static void same_chain(const vlai_cuda_context *context, vlai_attrs a, vla_dtype first, vla_dtype second, int64_t n)
+{
+    op_case c = {.op = VLAI_OP_chain, .cuda = vlai_cuda_chain, .workspace = vlai_cuda_workspace_chain, .node = {.attrs = a},
+                 OPERANDS(reals_of(first, 8, SHAPE2(n, 3)), reals_of(second, 8, SHAPE2(n, 3))), RESULTS(result(VLA_F32, SHAPE2(n, 3)))};
+    void *out[2][VLAI_MAX_OUTPUTS] = {{0}}, *written[VLAI_MAX_INPUTS] = {0};
+    snprintf(test_state.what, sizeof test_state.what, "chain, compiled beside interpreted, operation %d", a.chain.steps[0].op);
+    int good = 1;
+    fill_graph(&c);
+    for (int compiled = 0; good && compiled < 2; compiled++) {
+        c.context = compiled ? context : NULL;
+        good = run_device(&c, 0, -1, out[compiled], written);
+    }
+    if (good && memcmp(out[0][0], out[1][0], bytes_of(&c.out[0])))
+        good = 0, fail("other bits");
+    *(good ? &test_state.passed : &test_state.failed) += 1;
+    vlai_arena_fini(&test_state.arena);
+    test_state.arena = (vlai_arena){0};
+}
+
 /* n (1 + s) + t, activated, times a factor a row: compiled, and interpreted. */
 static void chain(void)
 {
@@ -636,6 +656,9 @@ static void chain(void)
                         CHECK(chain, c, within, OPERANDS(reals(a, SHAPE2(rows, cols)), reals(a, SHAPE2(rows, cols)), reals(b, SHAPE2(rows, cols)), reals(VLA_F32, SHAPE1(rows))),
                               RESULTS(result(b, SHAPE2(rows, cols))), .context = compiled ? &context : NULL);
                     }
+    EACH(vlai_op, op, VLAI_OP_silu, VLAI_OP_silu_grad, VLAI_OP_gelu, VLAI_OP_gelu_grad, VLAI_OP_mul, VLAI_OP_scale)
+        EACH_TYPE(a)
+            same_chain(&context, (vlai_attrs){.chain = {.n = 2, .steps = {{(int16_t)op, 0, 1, VLA_F32, 1 / 3.0}, {VLAI_OP_add, 8, 1, VLA_F32, 0}}}}, a, VLA_F32, 4099);
 }
 
 /* op(x) op(y), with a bias, a residual and column sums where asked for. */
