@@ -102,7 +102,7 @@ typedef struct bench {
 static void run_table(void *context)
 {
     bench *b = context;
-    MUST(vlai_optim_launch(b->table, &b->plan, stream, multiprocessors));
+    MUST(vlai_optim_launch(b->table, &b->plan, stream));
 }
 
 static void run_single(void *context)

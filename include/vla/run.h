@@ -145,7 +145,8 @@ VLA_API vla_status vla_run_execute(vla_run *run, vla_error *err);
 VLA_API vla_status vla_run_submit(vla_run *run, vla_error *err);
 VLA_API vla_status vla_run_wait(vla_run *run, vla_error *err);
 VLA_API vla_status vla_run_other_inputs(vla_run *run, vla_error *err);
-/* Where an input or a named result stands; NULL when the plan has none of that name (it may be dead). */
+/* Where an input or a named result stands; NULL when the plan has none of that name (it may be dead). On a GPU a result of more
+ * than 1 MB stays where the next execution writes, of whatever run: NULL while one is under way. */
 VLA_API void *vla_run_data(const vla_run *run, const char *name);
 /* The same with type and shape as the plan has them; all zero when there is none of that name. The name is the plan's. */
 VLA_API vla_tensor vla_run_tensor(const vla_run *run, const char *name);

@@ -19,6 +19,7 @@ typedef struct vlai_cuda_device {
     void *uploaded[2], *consumed[2]; /* events of the staging memory */
     void *fork, *join[VLAI_LANES];
     int turn;                        /* staging memory of the latest execution */
+    int64_t under_way;               /* executions of all runs that were not waited for */
 } vlai_cuda_device;
 
 typedef struct vlai_cuda_launch {

@@ -23,7 +23,7 @@
 #include <string.h>
 
 enum {
-    SMALL_RESULT = 256 << 10, /* bytes up to which a named result is fetched after every execution */
+    SMALL_RESULT = 1 << 20,   /* bytes up to which a named result is fetched after every execution */
     SEARCH = 4,               /* counts ways of choosing among them: what another has left on disk, or in src/kernels/products, is not taken */
     PATH = 4096
 };
@@ -375,9 +375,11 @@ static vla_status cuda_bind(vla_run *run, vla_store *store, vla_error *err)
 static void cuda_unbind(vla_run *run)
 {
     vlai_cuda_run *r = run->state;
+    vlai_cuda_device *d = run->executor->state;
     if (!r)
         return;
     const vla_graph *g = run->plan->graph;
+    d->under_way -= r->submitted - r->waited;
     for (size_t n = 0; r->calls && n < g->n_nodes; n++)
         if (r->calls[n].plan)
             vlai_cuda_preparers[g->nodes[n].op].release(&r->calls[n]);
@@ -408,7 +410,7 @@ int vlai_cuda_launch_one(const vla_run *run, size_t i)
     const vlai_cuda_run *r = run->state;
     const vlai_cuda_launch *l = &r->launches[i];
     const vlai_cuda_call *call = &r->calls[l->first];
-    return l->count > 1 ? vlai_optim_launch(l->table, &l->group, call->stream, call->multiprocessors)
+    return l->count > 1 ? vlai_optim_launch(l->table, &l->group, call->stream)
                         : vlai_cuda_launchers[call->node->op](call);
 }
 
@@ -506,6 +508,7 @@ static int fetch_results(vla_run *run, int place)
 static vla_status cuda_submit(vla_run *run, vla_error *err)
 {
     vlai_cuda_run *r = run->state;
+    vlai_cuda_device *d = run->executor->state;
     if (r->submitted - r->waited == 2)
         return vlai_fail(err, VLA_E_INVALID, "two executions of this run are under way: wait for one");
     int code = upload_inputs(run);
@@ -515,15 +518,18 @@ static vla_status cuda_submit(vla_run *run, vla_error *err)
     if ((code = fetch_results(run, (int)(r->submitted & 1))))
         return vlai_cuda_failed(err, code, "results");
     r->submitted++;
+    d->under_way++;
     return VLA_OK;
 }
 
 static vla_status cuda_wait(vla_run *run, vla_error *err)
 {
     vlai_cuda_run *r = run->state;
+    vlai_cuda_device *d = run->executor->state;
     if (r->submitted == r->waited)
         return vlai_fail(err, VLA_E_INVALID, "no execution of this run is under way");
     r->shown = (int)(r->waited++ & 1);
+    d->under_way--;
     int code = vlai_device_event_synchronize(r->finished[r->shown]);
     char why[512];
     if (code)
@@ -560,8 +566,8 @@ static void *cuda_data(const vla_run *run, vla_value v)
         return run->data[v] ? (char *)r->inputs[r->slot] + run->plan->memory.offset[v] : NULL;
     if (r->place[v] >= 0)
         return (char *)r->results[r->shown] + r->place[v];
-    if (!is_result(info) || !run->data[v])
-        return NULL;
+    if (!is_result(info) || !run->data[v] || d->under_way)
+        return NULL; /* what is under way writes over large results */
     if ((!r->large[v] && vlai_device_pinned_alloc(bytes_of(info), &r->large[v])) ||
         vlai_device_download(r->large[v], run->data[v], bytes_of(info), d->lanes[0]) || vlai_device_synchronize(d->lanes[0]))
         return NULL;

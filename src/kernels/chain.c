@@ -1,6 +1,6 @@
 /* chain: one compiled kernel per chain. The source is written from the chain's steps, compiled by NVRTC when a run is bound
  * and kept on disk; where there is no NVRTC, kernels/chain_interpret.cu does the steps one by one. Arithmetic is that of the
- * kernels it stands for: fp32, without contraction, each step rounded to its type. */
+ * kernels it stands for, in fp32 and each step rounded to its type, but that no product is joined with a sum. */
 #include "kernels/chain.h"
 
 #include "base/fail.h"

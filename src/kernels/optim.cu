@@ -544,9 +544,8 @@ extern "C" vla_status vlai_optim_table_fill(const vlai_cuda_call *calls, size_t 
     return VLA_OK;
 }
 
-extern "C" int vlai_optim_launch(void *table, const vlai_optim_launch_plan *plan, void *stream_, int multiprocessors)
+extern "C" int vlai_optim_launch(void *table, const vlai_optim_launch_plan *plan, void *stream_)
 {
-    (void)multiprocessors;
     cudaStream_t stream = (cudaStream_t)stream_;
     const chunk *chunks = (const chunk *)((char *)table + plan->chunks_at);
     double *partial = (double *)((char *)table + plan->scratch_at);

@@ -3,7 +3,7 @@
  *     size_t bytes = vlai_optim_table_bytes(calls, n);                        // plan time: n calls of one operation
  *     vlai_optim_launch_plan plan;
  *     VLA_TRY(vlai_optim_table_fill(calls, n, host, bytes, &plan, err));      // then copy `bytes` bytes to the device once
- *     int code = vlai_optim_launch(device, &plan, stream, multiprocessors);   // every step; only enqueues
+ *     int code = vlai_optim_launch(device, &plan, stream);                    // every step; only enqueues
  *
  * The table names each tensor and cuts it into chunks; one kernel per combination of element types goes through the chunks,
  * the blocks in any order. adamw is element by element, so its bits are those of one launch per tensor. sum_squares leaves
@@ -43,7 +43,7 @@ size_t vlai_optim_table_bytes(const vlai_cuda_call *calls, size_t n);
 vla_status vlai_optim_table_fill(const vlai_cuda_call *calls, size_t n, void *host, size_t bytes, vlai_optim_launch_plan *plan,
                                  vla_error *err);
 /* `table`: device memory of the table's bytes, 256-byte aligned; its scratch is written. */
-int vlai_optim_launch(void *table, const vlai_optim_launch_plan *plan, void *stream, int multiprocessors);
+int vlai_optim_launch(void *table, const vlai_optim_launch_plan *plan, void *stream);
 
 VLA_END_DECLS
 

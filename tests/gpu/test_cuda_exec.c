@@ -393,6 +393,43 @@ static void limit(void)
     vla_executor_destroy(ex);
 }
 
+/* A result that is too large to be fetched every time is there while nothing writes over it; small ones are those of the execution that
+ * was waited for. */
+static void large_results(void)
+{
+    enum { LONG = 512, WIDE = 1024 }; /* 2 MB */
+    vla_error err;
+    vla_graph *g;
+    vla_plan *plan;
+    vla_executor *ex;
+    vla_run *run;
+    vla_plan_options o = VLA_PLAN_OPTIONS_DEFAULT;
+    need(vla_graph_create(&g, &err), &err, "graph");
+    vla_value y = vla_scale(g, vla_graph_input(g, "x", VLA_PRECISE, 2, (int64_t[]){LONG, WIDE}), 2);
+    vla_graph_name(g, y, "y");
+    vla_graph_name(g, vla_row_sum(g, y), "z");
+    need(vla_plan_build(g, &o, &plan, &err), &err, "plan");
+    need(vla_executor_create_on("cuda", 1, &ex, &err), &err, "executor");
+    need(vla_run_create(ex, plan, NULL, &run, &err), &err, "run");
+    for (int k = 1; k <= 2; k++) {
+        if (k == 2)
+            need(vla_run_other_inputs(run, &err), &err, "other inputs");
+        float *x = vla_run_data(run, "x");
+        for (int i = 0; i < LONG * WIDE; i++)
+            x[i] = (float)k;
+        need(vla_run_submit(run, &err), &err, "submit");
+    }
+    for (int k = 1; k <= 2; k++) {
+        need(vla_run_wait(run, &err), &err, "wait");
+        const float *large = vla_run_data(run, "y"), *small = vla_run_data(run, "z");
+        check(small && small[LONG - 1] == (float)(2 * k * WIDE), "a small result is that of the execution that was waited for");
+        check(k == 1 ? !large : large && large[LONG * WIDE - 1] == (float)(2 * k), "a large result is there once nothing is under way");
+    }
+    vla_run_destroy(run);
+    vla_executor_destroy(ex);
+    vla_plan_destroy(plan);
+}
+
 /* Three executions under way, a wait for nothing: said, not undefined. */
 static void misuse(void)
 {
@@ -411,7 +448,7 @@ static void misuse(void)
 int main(int argc, char **argv)
 {
     static const test_part list[] = {{"ways", ways},   {"work", nothing_but_work}, {"choices", choices}, {"fewer", fewer_multiprocessors},
-                                {"limit", limit}, {"misuse", misuse}};
+                                {"limit", limit}, {"large", large_results},    {"misuse", misuse}};
     int code;
     if (!parts_begin(argc, argv, list, sizeof list / sizeof *list, &code))
         return code;

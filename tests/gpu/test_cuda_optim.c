@@ -134,7 +134,7 @@ static int launch_table(const vlai_cuda_call *calls, int count, int times)
     buffer table = buffer_of(host, bytes, 0);
     int ok = 1;
     for (int t = 0; ok && t < times; t++)
-        ok = DEVICE(vlai_optim_launch(table.data, &plan, test_state.stream, test_state.multiprocessors));
+        ok = DEVICE(vlai_optim_launch(table.data, &plan, test_state.stream));
     ok = finished() && ok;
     if (ok && !bytes_from(&table))
         ok = 0, fail("writes outside the table");
