@@ -69,12 +69,19 @@ static inline char *tiny_read(const char *name, size_t *size)
     return text;
 }
 
+/* The end of a text, as much as a message of cmocka has room for. */
+static inline const char *tiny_end(const char *text)
+{
+    size_t n = strlen(text);
+    return n > 700 ? text + n - 700 : text;
+}
+
 /* The output of the last tiny_run holds `part`. */
 static inline void tiny_said(const char *part)
 {
     char *text = tiny_read("log", NULL);
     if (!strstr(text, part))
-        fail_msg("the output lacks '%s':\n%s", part, text);
+        fail_msg("the output lacks '%s':\n%s", part, tiny_end(text));
     vlai_free(text);
 }
 
@@ -83,7 +90,7 @@ static inline void tiny_must(const char *arguments)
     int code = tiny_run(NULL, arguments);
     if (code != 0) {
         char *text = tiny_read("log", NULL);
-        fail_msg("vla %s: code %d\n%s", arguments, code, text);
+        fail_msg("vla %s: code %d\n%s", arguments, code, tiny_end(text));
     }
 }
 

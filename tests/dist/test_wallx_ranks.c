@@ -20,7 +20,7 @@ static void run(int ranks, const char *name, const char *environment, const char
     int code = tiny_run(variables, arguments);
     if (code != 0) {
         char *text = tiny_read("log", NULL);
-        fail_msg("vla %s: code %d\n%s", arguments, code, text);
+        fail_msg("vla %.200s: code %d\n%s", arguments, code, tiny_end(text));
     }
 }
 
