@@ -73,7 +73,7 @@ struct vlai_group {
 
 static uint32_t milliseconds(double seconds)
 {
-    return seconds >= 4e6 ? 4000000000u : (uint32_t)(seconds * 1e3 + 0.5);
+    return seconds >= 4e6 ? 4000000000u : seconds > 0 ? (uint32_t)(seconds * 1e3 + 0.5) : 0;
 }
 
 static void wake(vlai_group *g)
@@ -232,9 +232,11 @@ static void move(vlai_group *g, double now)
         g->moves = 1;
 }
 
-/* Sends the beat when it is due, and what waits; the events to poll for. Under the lock. */
-static short send_all(vlai_group *g, double now)
+/* Sends the beat when it is due, and what waits; the events to poll for. Under the lock, which a move may have held last: so
+ * the time is asked for here, and is not before that move. */
+static short send_all(vlai_group *g)
 {
+    double now = vlai_now();
     uint64_t worked = vlai_work_done();
     if (g->works && worked != g->worked)
         move(g, now);
@@ -274,7 +276,7 @@ static void *attend(void *arg)
         }
         pthread_mutex_lock(&g->lock);
         bool stop = g->stop;
-        struct pollfd p[2] = {{.fd = g->wire.fd, .events = send_all(g, now)}, {.fd = g->wake[0], .events = POLLIN}};
+        struct pollfd p[2] = {{.fd = g->wire.fd, .events = send_all(g)}, {.fd = g->wake[0], .events = POLLIN}};
         pthread_mutex_unlock(&g->lock);
         if (stop)
             break;

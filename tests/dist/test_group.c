@@ -115,6 +115,36 @@ static void test_addresses(void **state)
             fail_msg("rank %d, several hosts: %s", r, seen[r].message);
 }
 
+/* A rank may move at the very moment at which its beat is made: that is no standing still. */
+static void move_always(int rank)
+{
+    vla_error err = VLA_ERROR_INIT;
+    vlai_group *g = join(rank, GOOD_S);
+    vla_status status = VLA_OK;
+    int64_t step = 0;
+    for (double end = vlai_now() + 2; status == VLA_OK && vlai_now() < end; step++) {
+        vlai_group_progress(g, "step", step);
+        status = vlai_group_status(g, &err);
+    }
+    if (status == VLA_OK)
+        status = vlai_group_leave(g, &err);
+    note(rank, status, &err);
+    seen[rank].value = step > 100;
+}
+
+static void test_moves(void **state)
+{
+    (void)state;
+    port = free_port();
+    start(RANKS, move_always);
+    finish(END_S);
+    for (int r = 0; r < RANKS; r++) {
+        if (seen[r].status != VLA_OK)
+            fail_msg("rank %d: %s", r, seen[r].message);
+        assert_true(seen[r].value == 1);
+    }
+}
+
 /* Steps allocate nothing, in rank 0 with its server neither. */
 static void steady(int rank)
 {
@@ -544,7 +574,7 @@ static void test_many(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_messages),  cmocka_unit_test(test_addresses), cmocka_unit_test(test_steady),    cmocka_unit_test(test_disagree),
+        cmocka_unit_test(test_messages), cmocka_unit_test(test_moves),  cmocka_unit_test(test_addresses), cmocka_unit_test(test_steady),    cmocka_unit_test(test_disagree),
         cmocka_unit_test(test_diverge),   cmocka_unit_test(test_missing),   cmocka_unit_test(test_nowhere),   cmocka_unit_test(test_duplicate), cmocka_unit_test(test_version),
         cmocka_unit_test(test_world_differs), cmocka_unit_test(test_other_job), cmocka_unit_test(test_port_in_use),
         cmocka_unit_test(test_strangers), cmocka_unit_test(test_many),      cmocka_unit_test(test_reported),
