@@ -202,9 +202,9 @@ const uint8_t *vlai_frame_cache_get(vlai_frame_cache *c, int64_t row, int64_t ca
     const uint8_t *picture = c->map + data_offset(c, row, camera);
     unsigned char state = atomic_load(&c->states[entry]);
     if (state == UNKNOWN) { /* perhaps of an earlier run or another process */
-        const volatile uint64_t *index = (const volatile uint64_t *)(c->map + HEAD_BYTES);
-        uint64_t hash = index[entry];
-        if (hash && hash == hash_of(picture, c->offsets[camera + 1] - c->offsets[camera]) &&
+        /* Through the map, a gap of the index would take room on a file system in memory, and end the process where there is none. */
+        uint64_t hash = 0;
+        if (pread(c->fd, &hash, sizeof hash, (off_t)(HEAD_BYTES + (uint64_t)entry * sizeof hash)) == sizeof hash && hash && hash == hash_of(picture, c->offsets[camera + 1] - c->offsets[camera]) &&
             atomic_compare_exchange_strong(&c->states[entry], &state, READY))
             state = READY;
     }

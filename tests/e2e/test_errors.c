@@ -377,6 +377,21 @@ static void senseless_environment(void **state)
     tiny_said("environment: WALLX_PERF_QUANTUM is no switch and has no effect");
 }
 
+/* A frame cache on a full file system in memory: training goes on without it, with the same numbers. */
+static void full_cache(void **state)
+{
+    (void)state;
+    shell("rm -rf cache && mkdir cache");
+    if (system("unshare -Urm sh -c 'mount -t tmpfs -o size=8k tmpfs /tmp' >/dev/null 2>&1") != 0) {
+        print_message("a small file system cannot be had\n");
+        skip();
+    }
+    tiny_must("train --config tiny.yml --checkpoint.save_path=uncached --stop-at 3");
+    shell("unshare -Urm sh -c 'mount -t tmpfs -o size=4k tmpfs cache && exec " VLA_TEST_PROGRAM " train --config tiny.yml --checkpoint.save_path=cached --stop-at 3 "
+          "--data.frame_cache_gb=1 --data.frame_cache_dir=cache' >log 2>&1");
+    EXPECT(0, "report cached --against uncached --rtol 0", "PASS: 3 steps");
+}
+
 /* A folder or a device where a file is wanted, and the other way round. */
 static void kinds_of_files(void **state)
 {
@@ -570,7 +585,7 @@ static void conversions(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(senseless_arguments), cmocka_unit_test(empty_arguments), cmocka_unit_test(the_smallest_set), cmocka_unit_test(senseless_environment), cmocka_unit_test(kinds_of_files), cmocka_unit_test(names_of_any_bytes),
+        cmocka_unit_test(senseless_arguments), cmocka_unit_test(empty_arguments), cmocka_unit_test(full_cache), cmocka_unit_test(the_smallest_set), cmocka_unit_test(senseless_environment), cmocka_unit_test(kinds_of_files), cmocka_unit_test(names_of_any_bytes),
         cmocka_unit_test(forbidden),
         cmocka_unit_test(allowed_names), cmocka_unit_test(resume_of_what_is_damaged), cmocka_unit_test(closed_descriptors),
         cmocka_unit_test(limits_of_memory), cmocka_unit_test(signals_leave_nothing), cmocka_unit_test(conversions),
