@@ -187,7 +187,7 @@ static vla_status read_jpeg(const uint8_t *bytes, size_t size, const char *name,
     return status;
 }
 
-vla_status vlai_image_read(const uint8_t *bytes, size_t size, const char *name, vlai_image *image, vla_error *err)
+static vla_status read_any(const uint8_t *bytes, size_t size, const char *name, vlai_image *image, vla_error *err)
 {
     if (size >= 8 && !memcmp(bytes, "\x89PNG\r\n\x1a\n", 8))
         return read_png(bytes, size, name, image, err);
@@ -202,6 +202,12 @@ vla_status vlai_image_read(const uint8_t *bytes, size_t size, const char *name, 
                               "depth cameras are not inputs of these policies: leave it unmapped; write colour pictures as PNG",
                               "%s: a TIFF picture, which LeRobot uses for depth, where PNG, JPEG, BMP or WebP is wanted", name);
     return vlai_fail(err, VLA_E_CORRUPT, "%s: neither PNG, JPEG, BMP nor WebP (%zu bytes)", name, size);
+}
+
+vla_status vlai_image_read(const uint8_t *bytes, size_t size, const char *name, vlai_image *image, vla_error *err)
+{
+    VLA_TRY(read_any(bytes, size, name, image, err));
+    return vlai_image_turn(image, vlai_image_orientation(bytes, size), err);
 }
 
 void vlai_image_fini(vlai_image *image)

@@ -1,8 +1,8 @@
 /* Still pictures: bytes of PNG, JPEG, BMP or WebP to RGB, RGB to PNG.
  *
  * Reading gives what Pillow's Image.open(...).convert("RGB") gives: palettes are looked up, grey is spread over three
- * channels, alpha and transparency are dropped, 16-bit colour keeps its upper byte, inks become light. Depth (16-bit grey,
- * TIFF) is refused with the reason.
+ * channels, alpha and transparency are dropped, 16-bit colour keeps its upper byte, inks become light, and the turn that
+ * EXIF data asks for is done. Depth (16-bit grey, TIFF) is refused with the reason.
  *
  *     vlai_image image = {0};
  *     VLA_TRY(vlai_image_read(bytes, size, "cam of row 12", &image, err));   // image.data: height x width x 3

@@ -1,4 +1,5 @@
-/* What the readers of still pictures share: image.c (PNG, JPEG) and image_av.c (BMP, WebP through libavcodec). */
+/* What the readers of still pictures share: image.c (PNG, JPEG), image_av.c (BMP, WebP through libavcodec),
+ * image_turn.c. */
 #ifndef VLAI_IMAGE_IMPL_H
 #define VLAI_IMAGE_IMPL_H
 
@@ -17,6 +18,10 @@ vla_status vlai_image_av(vlai_still kind, const uint8_t *bytes, size_t size, con
                          vla_error *err);
 /* The planes of a lossy WebP picture as libwebp converts them. */
 void vlai_webp_rgb(const uint8_t *const planes[3], const int strides[3], int width, int height, uint8_t *rgb);
+
+/* image_turn.c: what the EXIF data of an encoded picture asks for, 1 (nothing) to 8; and doing it. */
+int vlai_image_orientation(const uint8_t *bytes, size_t size);
+vla_status vlai_image_turn(vlai_image *image, int orientation, vla_error *err);
 
 VLA_END_DECLS
 

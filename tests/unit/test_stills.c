@@ -150,12 +150,65 @@ static void inks(void **state)
     vlai_image_fini(&image);
 }
 
+/* `what` put into `bytes` behind the first `at`. */
+static size_t insert(uint8_t *out, const uint8_t *bytes, size_t size, size_t at, const uint8_t *what, size_t length)
+{
+    memcpy(out, bytes, at);
+    memcpy(out + at, what, length);
+    memcpy(out + at + length, bytes + at, size - at);
+    return size + length;
+}
+
+/* Every turn that EXIF data may ask for, of a JPEG (little end first) and of a PNG (big end first): rows of what comes out,
+ * as Pillow's exif_transpose has them, with pixels numbered from 0 in rows of two. */
+static void turns(void **state)
+{
+    (void)state;
+    static const struct {
+        int orientation, width;
+        uint8_t pixels[6];
+    } cases[] = {{0, 2, {0, 1, 2, 3, 4, 5}}, {1, 2, {0, 1, 2, 3, 4, 5}}, {2, 2, {1, 0, 3, 2, 5, 4}}, {3, 2, {5, 4, 3, 2, 1, 0}},
+                 {4, 2, {4, 5, 2, 3, 0, 1}}, {5, 3, {0, 2, 4, 1, 3, 5}}, {6, 3, {4, 2, 0, 5, 3, 1}}, {7, 3, {5, 3, 1, 4, 2, 0}},
+                 {8, 3, {1, 3, 5, 0, 2, 4}}, {9, 2, {0, 1, 2, 3, 4, 5}}};
+    uint8_t app1[] = {0xff, 0xe1, 0, 34, 'E', 'x', 'i', 'f', 0, 0, 'I', 'I', '*', 0, 8, 0, 0, 0, 1, 0, 0x12, 1, 3, 0,
+                      1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+    uint8_t chunk[] = {0, 0, 0, 26, 'e', 'X', 'I', 'f', 'M', 'M', 0, '*', 0, 0, 0, 8, 0, 1, 1, 0x12, 0, 3,
+                       0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+    enum { BEHIND_START = 2, BEHIND_HEADER = 33, JPEG_VALUE = 28, PNG_VALUE = 27 };
+    uint8_t *png, file[1024];
+    size_t png_size;
+    vla_error err = VLA_ERROR_INIT;
+    assert_ok(vlai_png_encode(jpeg_ink_rgb, 2, 3, 6, &png, &png_size, &err), err);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        for (int as_png = 0; as_png < 2; as_png++) {
+            app1[JPEG_VALUE] = chunk[PNG_VALUE] = (uint8_t)cases[i].orientation;
+            size_t size = as_png ? insert(file, png, png_size, BEHIND_HEADER, chunk, sizeof chunk)
+                                 : insert(file, jpeg_ink, sizeof jpeg_ink, BEHIND_START, app1, sizeof app1);
+            vlai_image image = {0};
+            assert_ok(vlai_image_read(file, size, "x", &image, &err), err);
+            assert_int_equal(image.width, cases[i].width);
+            assert_int_equal(image.height, 6 / cases[i].width);
+            for (int k = 0; k < 6; k++)
+                assert_memory_equal(image.data + 3 * k, jpeg_ink_rgb + 3 * cases[i].pixels[k], 3);
+            vlai_image_fini(&image);
+        }
+    /* A table of tags that reaches beyond its data asks for nothing. */
+    app1[18] = 200, app1[20] = 0;
+    size_t size = insert(file, jpeg_ink, sizeof jpeg_ink, BEHIND_START, app1, sizeof app1);
+    vlai_image image = {0};
+    assert_ok(vlai_image_read(file, size, "x", &image, &err), err);
+    assert_memory_equal(image.data, jpeg_ink_rgb, sizeof jpeg_ink_rgb);
+    vlai_image_fini(&image);
+    vlai_free(png);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(webp),
         cmocka_unit_test(bmp),
         cmocka_unit_test(inks),
+        cmocka_unit_test(turns),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
