@@ -61,3 +61,13 @@ vla_status vlai_prefix(vla_error *err, vla_status status, const char *format, ..
     }
     return status;
 }
+
+vla_status vlai_take_sized(void *to, size_t size, const void *from, const char *type, vla_error *err)
+{
+    size_t given = *(const size_t *)from;
+    if (given < sizeof given)
+        return vlai_fail_hint(err, VLA_E_INVALID, "set it to the size of the struct, as its initialiser does where there is one",
+                              "%s: the member size is %zu", type, given);
+    memcpy(to, from, given < size ? given : size);
+    return VLA_OK;
+}

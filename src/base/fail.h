@@ -19,6 +19,9 @@ vla_status vlai_hint(vla_error *err, vla_status status, const char *format, ...)
 /* Puts "context: " before the message. Returns `status` unchanged. */
 vla_status vlai_prefix(vla_error *err, vla_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
+/* Lays a caller's struct, which begins with its own size, over the defaults in `to`: a caller built with another version may have fewer
+ * members than this library, which keep their defaults, or more, which are left out. INVALID when the size was not set. */
+vla_status vlai_take_sized(void *to, size_t size, const void *from, const char *type, vla_error *err);
 
 VLA_END_DECLS
 

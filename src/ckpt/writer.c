@@ -126,10 +126,10 @@ vla_status vlai_ckpt_check_path(const char *run, const vla_checkpoint_file *file
 vla_status vla_checkpoint_writer_create(const char *run, const vla_checkpoint_writer_options *options,
                                         vla_checkpoint_writer **out, vla_error *err)
 {
-    static const vla_checkpoint_writer_options standard = VLA_CHECKPOINT_WRITER_OPTIONS_DEFAULT;
+    vla_checkpoint_writer_options o = VLA_CHECKPOINT_WRITER_OPTIONS_DEFAULT;
     *out = NULL;
-    if (!options)
-        options = &standard;
+    if (options)
+        VLA_TRY(vlai_take_sized(&o, sizeof o, options, "vla_checkpoint_writer_options", err));
     VLA_TRY(vlai_ckpt_check_path(run, NULL, 0, err));
     VLA_TRY(vlai_mkdirs(run, err));
     vla_checkpoint_writer *w = vlai_calloc(1, sizeof *w);
@@ -140,15 +140,15 @@ vla_status vla_checkpoint_writer_create(const char *run, const vla_checkpoint_wr
         vlai_free(w);
         return vlai_nomem(err, strlen(run));
     }
-    w->keep_last = options->keep_last;
-    w->sync = options->flags & VLA_CHECKPOINT_SYNC;
+    w->keep_last = o.keep_last;
+    w->sync = o.flags & VLA_CHECKPOINT_SYNC;
     w->together.world = 1;
-    if (options->group && options->world > 1) {
+    if (o.group && o.world > 1) {
         static atomic_int opened; /* another writer's words must not be taken for this one's */
         w->together.writer = atomic_fetch_add(&opened, 1);
-        w->together.group = options->group;
-        w->together.rank = options->rank;
-        w->together.world = options->world;
+        w->together.group = o.group;
+        w->together.rank = o.rank;
+        w->together.world = o.world;
     }
     if (w->together.rank == 0)
         remove_leftovers(run);
@@ -187,6 +187,8 @@ static bool is_taken(const char *name)
 
 static vla_status take_content(vla_checkpoint_writer *w, const vla_checkpoint_content *c, vla_error *err)
 {
+    if (!c->state)
+        return vlai_fail_hint(err, VLA_E_INVALID, "give a JSON object that has \"step\"", "the checkpoint of step %lld has no state", (long long)c->step);
     w->state = vlai_strdup(c->state);
     w->files = vlai_calloc(c->file_count ? c->file_count : 1, sizeof *w->files);
     w->own = c->own && *c->own ? vlai_strdup(c->own) : NULL;
@@ -732,14 +734,16 @@ static vla_status prepare_save(vla_checkpoint_writer *w, const vla_store *store,
 vla_status vla_checkpoint_save(vla_checkpoint_writer *w, const vla_store *store, const vla_checkpoint_content *content,
                                vla_error *err)
 {
+    vla_checkpoint_content c = {0};
+    VLA_TRY(vlai_take_sized(&c, sizeof c, content, "vla_checkpoint_content", err));
     VLA_TRY(vla_checkpoint_wait(w, NULL, err));
     finish_reserving(w);
     w->error = w->early_error = (vla_error)VLA_ERROR_INIT;
     w->together.number++;
-    w->epoch = content->epoch;
-    w->step = content->step;
+    w->epoch = c.epoch;
+    w->step = c.step;
     bool sync = false;
-    w->early = prepare_save(w, store, content, &sync, &w->early_error);
+    w->early = prepare_save(w, store, &c, &sync, &w->early_error);
     if (w->early != VLA_OK && w->together.world == 1) {
         release_content(w);
         if (err)

@@ -317,6 +317,19 @@ static vla_status make_machinery(vla_trainer *t, vla_error *err)
     return vlai_loader_create(&t->samples, &l, &t->loader, err);
 }
 
+static vla_status take_arguments(vla_trainer *t, const vla_model *model, const vla_samples *samples, const vla_samples *validation,
+                                 const vla_trainer_options *options, vla_error *err)
+{
+    t->options = (vla_trainer_options)VLA_TRAINER_OPTIONS_DEFAULT;
+    VLA_TRY(vlai_take_sized(&t->options, sizeof t->options, options, "vla_trainer_options", err));
+    VLA_TRY(vlai_take_sized(&t->model, sizeof t->model, model, "vla_model", err));
+    VLA_TRY(vlai_take_sized(&t->samples, sizeof t->samples, samples, "vla_samples", err));
+    if (validation)
+        VLA_TRY(vlai_take_sized(&t->validation, sizeof t->validation, validation, "vla_samples", err));
+    t->validates = t->validation.count > 0;
+    return VLA_OK;
+}
+
 vla_status vla_trainer_create(const vla_model *model, const vla_samples *samples, const vla_samples *validation,
                               const vla_trainer_options *options, vla_trainer **out, vla_error *err)
 {
@@ -324,12 +337,12 @@ vla_status vla_trainer_create(const vla_model *model, const vla_samples *samples
     vla_trainer *t = vlai_calloc(1, sizeof *t);
     if (!t)
         return vlai_nomem(err, sizeof *t);
-    t->model = *model;
-    t->samples = *samples;
-    t->validates = validation && validation->count > 0;
-    if (t->validates)
-        t->validation = *validation;
-    t->options = *options;
+    vla_status status = take_arguments(t, model, samples, validation, options, err);
+    if (status != VLA_OK) {
+        vlai_free(t);
+        return status;
+    }
+    options = &t->options;
     t->saved = -1;
     t->group = options->world > 1 ? options->group : NULL;
     t->world = t->options.world = t->group ? options->world : 1;
@@ -340,7 +353,7 @@ vla_status vla_trainer_create(const vla_model *model, const vla_samples *samples
     t->run_lock = -1;
     t->phase_began = vlai_now();
     vlai_ranks_work(t, "start");
-    vla_status status = check_options(t, err);
+    status = check_options(t, err);
     choose_form(t);
     if (status == VLA_OK && !options->resume)
         status = count_epoch(t, err);
@@ -687,8 +700,10 @@ static vla_status begin_save(vla_trainer *t, vla_error *err)
     vla_checkpoint_content c = {.size = sizeof c, .epoch = epoch, .step = t->progress.step, .state = state.data,
                                 .files = t->options.files, .file_count = t->options.file_count,
                                 .own = t->rank > 0 ? choices : NULL};
-    if (status == VLA_OK)
-        status = vla_checkpoint_save(t->writer, t->store, &c, err);
+    if (status != VLA_OK)
+        c.state = NULL; /* refused, so that the other ranks learn of it */
+    vla_status begun = vla_checkpoint_save(t->writer, t->store, &c, status == VLA_OK ? err : NULL);
+    status = status == VLA_OK ? begun : status;
     free(choices);
     vlai_text_fini(&state);
     return status;

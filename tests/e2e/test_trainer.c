@@ -197,6 +197,37 @@ static void it_learns(void **state)
     vla_trainer_destroy(trainer);
 }
 
+static void never(void *user, const vla_record *r)
+{
+    (void)user, (void)r;
+    fail_msg("a function beyond the end of its struct was called");
+}
+
+/* Of a caller's structs the members that their size spans count alone; the others have their defaults. */
+static void structs_of_other_sizes(void **state)
+{
+    (void)state;
+    vla_error err = VLA_ERROR_INIT;
+    vla_trainer_options o = toy_options(at("sizes"));
+    o.steps = 2;
+    o.report = never;
+    toy t = plain;
+    vla_model model = toy_model(&t);
+    vla_samples samples = toy_samples(&t, 50);
+    vla_trainer *trainer;
+    o.size = 0;
+    assert_fails(vla_trainer_create(&model, &samples, NULL, &o, &trainer, &err), VLA_E_INVALID, err, "vla_trainer_options: the member size is 0");
+    o.size = offsetof(vla_trainer_options, report);
+    model.size = 0;
+    assert_fails(vla_trainer_create(&model, &samples, NULL, &o, &trainer, &err), VLA_E_INVALID, err, "vla_model: the member size is 0");
+    model.size = offsetof(vla_model, frozen);
+    samples.size = offsetof(vla_samples, describe);
+    assert_ok(vla_trainer_create(&model, &samples, NULL, &o, &trainer, &err), err);
+    assert_ok(vla_trainer_run(trainer, &err), err);
+    assert_int_equal(vla_trainer_steps_done(trainer), 2);
+    vla_trainer_destroy(trainer);
+}
+
 static double metric_of(const vla_record *r, const char *name)
 {
     for (int i = 0; i < r->more_count; i++)
@@ -919,7 +950,7 @@ int main(void)
         cmocka_unit_test(resume_is_exact),
         cmocka_unit_test(same_seed_same_bits),
         cmocka_unit_test(metrics_have_no_duplicates),
-        cmocka_unit_test(it_learns),
+        cmocka_unit_test(it_learns), cmocka_unit_test(structs_of_other_sizes),
         cmocka_unit_test(further_metrics),
         cmocka_unit_test(norms_of_what_is_trained),
         cmocka_unit_test(printed_parts_are_smoothed),

@@ -249,6 +249,31 @@ static void names_of_its_own_are_refused(void **state)
     vla_store_destroy(a);
 }
 
+/* Of a caller's structs the members that its size spans count alone, and a size must be there. */
+static void structs_of_other_sizes(void **state)
+{
+    (void)state;
+    vla_error err = VLA_ERROR_INIT;
+    vla_store *a = make_store(VLA_FP32);
+    vla_checkpoint_writer *w;
+    fill(a, 3);
+    vla_checkpoint_writer_options o = {.size = 0, .keep_last = 1};
+    assert_fails(vla_checkpoint_writer_create(at("sizes"), &o, &w, &err), VLA_E_INVALID, err, "vla_checkpoint_writer_options: the member size is 0");
+    o = (vla_checkpoint_writer_options){.size = offsetof(vla_checkpoint_writer_options, flags), .keep_last = 1, .flags = ~0u, .group = (void *)&o, .rank = 7, .world = 9};
+    assert_ok(vla_checkpoint_writer_create(at("sizes"), &o, &w, &err), err);
+    vla_checkpoint_content c = {.size = offsetof(vla_checkpoint_content, files), .step = 4, .state = "{\"step\": 4}", .file_count = 1};
+    assert_ok(vla_checkpoint_save(w, a, &c, &err), err);
+    assert_ok(vla_checkpoint_wait(w, NULL, &err), err);
+    c.size = 0;
+    assert_fails(vla_checkpoint_save(w, a, &c, &err), VLA_E_INVALID, err, "vla_checkpoint_content: the member size is 0");
+    c = (vla_checkpoint_content){.size = sizeof c, .step = 5};
+    assert_fails(vla_checkpoint_save(w, a, &c, &err), VLA_E_INVALID, err, "the checkpoint of step 5 has no state");
+    vla_checkpoint_writer_destroy(w);
+    assert_true(vlai_is_dir(at("sizes/0_4")));
+    assert_false(vlai_is_dir(at("sizes/0_5")));
+    vla_store_destroy(a);
+}
+
 /* A state that three ranks have written is that of one, whatever the cuts; the files must be of one world, and complete. */
 static void files_of_several_ranks(void **state)
 {
@@ -650,7 +675,7 @@ int main(void)
         cmocka_unit_test(damage_is_refused_and_skipped),
         cmocka_unit_test(weights_files_are_strict),
         cmocka_unit_test(a_state_that_is_not_finite_is_not_saved),
-        cmocka_unit_test(what_is_set_aside_stays), cmocka_unit_test(what_is_replaced_goes),
+        cmocka_unit_test(what_is_set_aside_stays), cmocka_unit_test(what_is_replaced_goes), cmocka_unit_test(structs_of_other_sizes),
         cmocka_unit_test(the_longest_path),
         cmocka_unit_test(room_is_asked_for),
         cmocka_unit_test(every_failing_write),
