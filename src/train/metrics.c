@@ -15,7 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { PATH = 4096, ENDING = 16 };
+enum { PATH = 4096, ENDING = 16, USUAL = 16384 /* bytes of a line for which room is made at the start, so that steps allocate nothing */ };
 
 #define PREDICTIONS "predict" /* the folder of `vla predict` */
 
@@ -121,7 +121,10 @@ vla_status vlai_metrics_open(const char *run, int64_t step, vlai_metrics **out, 
     if (!m)
         return vlai_nomem(err, sizeof *m);
     char ending[ENDING];
-    vla_status status = vlai_mkdirs(run, err);
+    vlai_text_printf(&m->line, "%*s", USUAL, "");
+    vla_status status = vlai_text_status(&m->line, err);
+    if (status == VLA_OK)
+        status = vlai_mkdirs(run, err);
     if (status == VLA_OK)
         status = choose_ending(run, ending, err);
     if (status == VLA_OK)
