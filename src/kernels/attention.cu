@@ -745,8 +745,8 @@ size_t workspace_of(const vla_graph *g, const vlai_node *node, int rows, int tab
         t.segments = &somewhere;
         t.n_segments = operand_of(g, node, tables + 3).elements - 1;
     }
-    if (attention_groups_fits(t) && attention_groups_streams(t))
-        return own;
+    if (!fits_window(t) && attention_groups_fits(t) && attention_groups_streams(t))
+        return own; /* windows, which come before groups, do not */
     return round_256(own) + (backward ? 2 : 1) * joined_bytes(qkv.shape[0], options->heads, options->head_dim, qkv.dtype);
 }
 

@@ -524,11 +524,11 @@ static mask make_mask(mask_kind kind, int thinned, int n, const int64_t *lengths
 }
 
 /* Packed operands, o and do in two streams: about a third of the rows in the second, which has them in the opposite order. */
-static void streams_case(vla_dtype t, vlai_attrs a, tolerance within, int backward, mask m)
+static void streams_case(vla_dtype t, vlai_attrs a, tolerance within, int backward, mask m, tensor segments)
 {
     int64_t wide = (int64_t)a.attention.heads * a.attention.head_dim, all = wide + 2 * (int64_t)a.attention.kv_heads * a.attention.head_dim;
     int64_t rows[2] = {0, 0};
-    tensor map = ints(0, 3, SHAPE1(m.keys)), qkv = reals(t, SHAPE2(m.keys, all)), lse = result(VLA_F32, SHAPE2(m.keys, a.attention.heads)), none = {0}, o[2];
+    tensor map = ints(0, 3, SHAPE1(m.keys)), qkv = reals(t, SHAPE2(m.keys, all)), lse = result(VLA_F32, SHAPE2(m.keys, a.attention.heads)), o[2];
     int32_t *place = map.data;
     for (int64_t i = m.keys; i-- > 0;)
         place[i] = place[i] ? 0 : (int32_t)(-1 - rows[1]++);
@@ -541,11 +541,12 @@ static void streams_case(vla_dtype t, vlai_attrs a, tolerance within, int backwa
     for (int k = 0; k < 2; k++)
         o[k] = result(t, SHAPE2(rows[k], wide));
     if (!backward) {
-        CHECK(attention_qkv, a, within, OPERANDS(qkv, m.qpos, m.rows, m.cols, none, map, at_a), RESULTS(o[0], lse, o[1]));
+        CHECK(attention_qkv, a, within, OPERANDS(qkv, m.qpos, m.rows, m.cols, segments, map, at_a), RESULTS(o[0], lse, o[1]),
+              .aligned_only = segments.data != NULL);
         return;
     }
     op_case forward = {.op = VLAI_OP_attention_qkv, .cpu = vlai_cpu_attention_qkv_float, .node = {.attrs = a},
-                       OPERANDS(qkv, m.qpos, m.rows, m.cols, none, map, at_a), RESULTS(o[0], lse, o[1])};
+                       OPERANDS(qkv, m.qpos, m.rows, m.cols, segments, map, at_a), RESULTS(o[0], lse, o[1])};
     void *out[VLAI_MAX_OUTPUTS] = {0}, *written[VLAI_MAX_INPUTS] = {0};
     fill_graph(&forward);
     run_twin(&forward, out, written);
@@ -553,7 +554,7 @@ static void streams_case(vla_dtype t, vlai_attrs a, tolerance within, int backwa
         for (int64_t i = 0; i < o[k].n; i++)
             set_real(&o[k], i, (double)((float *)out[2 * k])[i]);
     memcpy(lse.data, out[1], bytes_of(&lse));
-    CHECK(attention_qkv_grad, a, within, OPERANDS(reals(t, SHAPE2(rows[0], wide)), qkv, o[0], lse, m.qpos, m.rows, m.cols, none, map,
+    CHECK(attention_qkv_grad, a, within, OPERANDS(reals(t, SHAPE2(rows[0], wide)), qkv, o[0], lse, m.qpos, m.rows, m.cols, segments, map,
                                                   reals(t, SHAPE2(rows[1], wide)), o[1]),
           RESULTS(result(t, SHAPE2(m.keys, all))));
 }
@@ -588,7 +589,20 @@ static void attention_case(vla_dtype t, mask_kind kind, int thinned, int n, cons
     CHECK(attention_grad, a, grad, OPERANDS(reals(t, SHAPE2(queries, heads * dim)), q, k, v, o, lse, m.qpos, m.rows, m.cols),
           RESULTS(result(t, SHAPE2(queries, heads * dim)), result(t, SHAPE2(m.keys, kv_heads * dim)), result(t, SHAPE2(m.keys, kv_heads * dim))));
     for (int backward = 0; !thinned && backward < 2; backward++)
-        streams_case(t, a, backward ? grad : within, backward, make_mask(kind, 0, n, lengths));
+        streams_case(t, a, backward ? grad : within, backward, make_mask(kind, 0, n, lengths), (tensor){0});
+}
+
+/* Whole segments of at most 64 rows, whose kernels want o in one piece. */
+static void short_streams(vla_dtype t)
+{
+    static const int64_t lengths[] = {64, 3, 17, 40};
+    vlai_attrs a = {.attention = {.heads = 2, .kv_heads = 2, .head_dim = 64, .scale = 0.125, .mask = VLA_MASK_FULL, .longest = 64}};
+    tolerance within = {.row = t == VLA_BF16 ? 0x1p-7 : 2e-5};
+    mask m = make_mask(FULL, 0, 4, lengths);
+    tensor cut = ints(0, 1, SHAPE1(5));
+    for (int s = 0; s < 4; s++)
+        ((int32_t *)cut.data)[s + 1] = ((int32_t *)cut.data)[s] + (int32_t)lengths[s];
+    streams_case(t, a, within, 0, m, cut);
 }
 
 static void attention(void)
@@ -601,6 +615,7 @@ static void attention(void)
                 attention_case(t, kind, 1, 3, (int64_t[]){64, 70, 201}, 2, 1, dim);
             }
         attention_case(t, FULL, 0, 7, (int64_t[]){64, 16, 4, 64, 8, 32, 64}, 3, 3, 80); /* windows */
+        short_streams(t);
         attention_case(t, CAUSAL, 0, 4, (int64_t[]){270, 270, 270, 270}, 8, 1, 128);
         attention_case(t, MIXED, 0, 3, (int64_t[]){270, 511, 64}, 4, 1, 128);
         attention_case(t, MIXED, 0, 2, (int64_t[]){40, 90}, 2, 1, 144); /* plain kernels only */
