@@ -20,6 +20,8 @@
  * accumulation x ranks. All make the same calls. Rank 0's records are those of all; the others report their own losses, and
  * write no metrics. After a failure that a rank has alone it must end, and tell the group why.
  *
+ * Structs begin with their own size: members beyond it have their defaults, and one without a size is INVALID.
+ *
  * Ownership: model, samples and all strings are borrowed and must outlive the trainer. Threads: one caller; functions of
  * vla_samples are called from the workers, each with its own worker object. */
 #ifndef VLA_TRAINER_H
@@ -222,7 +224,7 @@ VLA_API vla_status vla_trainer_step(vla_trainer *trainer, vla_record *record, vl
 /* Steps until the end. The last state is always saved. CANCELLED after a stop that was asked for, NONFINITE after too
  * many bad steps in a row. */
 VLA_API vla_status vla_trainer_run(vla_trainer *trainer, vla_error *err);
-/* Mean losses over all validation samples; not before a trainer has some. */
+/* Mean losses over all validation samples; INVALID where the trainer was given none. */
 VLA_API vla_status vla_trainer_validate(vla_trainer *trainer, vla_record *record, vla_error *err);
 /* The trainer's parameters: borrowed, until it is destroyed. */
 VLA_API vla_store *vla_trainer_store(vla_trainer *trainer);
