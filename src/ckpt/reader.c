@@ -502,7 +502,7 @@ vla_status vlai_ckpt_check_room(const char *run, uint64_t bytes, int64_t keep_la
     else
         snprintf(hint, sizeof hint, "free some space, or set checkpoint.save_path to another disk");
     return vlai_fail_hint(err, VLA_E_IO, hint,
-                          "%s: no room for the checkpoints: %.3f GB each, %llu of them at once (keep_last %lld), %.3f GB free",
+                          "%s: no room for the checkpoints: %.6g GB each, %llu of them at once (keep_last %lld), %.6g GB free",
                           run, 1e-9 * (double)bytes, (unsigned long long)wanted, (long long)keep_last, 1e-9 * (double)room);
 }
 

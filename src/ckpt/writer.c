@@ -706,7 +706,7 @@ static vla_status check_disk(const vla_checkpoint_writer *w, const vla_store *st
     VLA_TRY(vlai_ckpt_free_bytes(w->run, &room, err));
     return room >= bytes ? VLA_OK
                          : vlai_fail_hint(err, VLA_E_IO, "free some space, or keep fewer checkpoints with checkpoint.keep_last",
-                                          "%s: no room for the checkpoint of step %lld: it takes %.3f GB, %.3f GB are free", w->run,
+                                          "%s: no room for the checkpoint of step %lld: it takes %.6g GB, %.6g GB are free", w->run,
                                           (long long)step, 1e-9 * (double)bytes, 1e-9 * (double)room);
 }
 

@@ -191,7 +191,7 @@ static void disk(void **state)
     assert_ok(vlai_ckpt_free_bytes(root, &room, &err), err);
     uint64_t each = room / 7 * 2; /* three and a half fit: others may write to this disk meanwhile */
     assert_fails(vlai_ckpt_check_room(root, each, 9, -1, &err), VLA_E_IO, err, "checkpoint.keep_last=2 fits");
-    snprintf(needed, sizeof needed, "%.3f GB each, 10 of them", 1e-9 * (double)each);
+    snprintf(needed, sizeof needed, "%.6g GB each, 10 of them", 1e-9 * (double)each);
     assert_non_null(strstr(err.message, needed));
     assert_non_null(strstr(err.message, " GB free"));
 }
@@ -390,6 +390,9 @@ static void full_cache(void **state)
     shell("unshare -Urm sh -c 'mount -t tmpfs -o size=4k tmpfs cache && exec " VLA_TEST_PROGRAM " train --config tiny.yml --checkpoint.save_path=cached --stop-at 3 "
           "--data.frame_cache_gb=1 --data.frame_cache_dir=cache' >log 2>&1");
     EXPECT(0, "report cached --against uncached --rtol 0", "PASS: 3 steps");
+    /* What is free and what is needed are told apart at any size. */
+    shell("{ unshare -Urm sh -c 'mount -t tmpfs -o size=1200k tmpfs cache && exec " VLA_TEST_PROGRAM " train --config tiny.yml --checkpoint.save_path=cache/run --stop-at 3' "
+          ">log 2>&1; [ $? = 3 ]; } && grep -q 'no room for the checkpoints: 0.00[0-9]* GB each' log && ! grep -Eq '(0|0.00[01]) GB (each|free)' log");
 }
 
 /* A folder or a device where a file is wanted, and the other way round. */
