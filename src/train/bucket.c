@@ -60,8 +60,9 @@ vla_status vlai_plans_create(const vla_model *model, vla_store *store, vla_execu
     p->buckets = vlai_calloc((size_t)p->options.most, sizeof *p->buckets);
     p->updates = vlai_calloc(UPDATES, sizeof *p->updates);
     if (!p->buckets || !p->updates) {
+        vla_status status = vlai_nomem(err, (size_t)p->options.most * sizeof *p->buckets);
         vlai_plans_destroy(p);
-        return vlai_nomem(err, (size_t)p->options.most * sizeof *p->buckets);
+        return status;
     }
     *out = p;
     return VLA_OK;
