@@ -246,10 +246,11 @@ static vla_status choose(vla_dataset *set, const vla_dataset_options *options, i
 
 vla_status vla_dataset_open(const char *root, const vla_dataset_options *options, vla_dataset **out, vla_error *err)
 {
-    static const vla_dataset_options defaults = VLA_DATASET_OPTIONS_DEFAULT;
-    if (!options)
-        options = &defaults;
+    vla_dataset_options o = VLA_DATASET_OPTIONS_DEFAULT;
     *out = NULL;
+    if (options)
+        VLA_TRY(vlai_take_sized(&o, sizeof o, options, "vla_dataset_options", err));
+    options = &o;
     vla_dataset *set;
     VLA_TRY(vlai_set_create(root, &set, err));
     collector c = {.set = set};

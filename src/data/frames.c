@@ -28,14 +28,17 @@ struct vla_frame_reader {
 vla_status vla_frame_reader_create(vla_dataset *set, const vla_frame_reader_options *options, vla_frame_reader **out,
                                    vla_error *err)
 {
+    vla_frame_reader_options o = VLA_FRAME_READER_OPTIONS_DEFAULT;
     *out = NULL;
+    if (options)
+        VLA_TRY(vlai_take_sized(&o, sizeof o, options, "vla_frame_reader_options", err));
     vla_frame_reader *reader = vlai_calloc(1, sizeof *reader);
     if (!reader)
         return vlai_nomem(err, sizeof *reader);
     reader->set = set;
     for (int i = 0; i < PARQUET_HELD; i++)
         reader->held[i].number = -1;
-    vla_status status = vlai_decoder_create(options ? options->decoders : 0, &reader->decoder, err);
+    vla_status status = vlai_decoder_create(o.decoders, &reader->decoder, err);
     if (status != VLA_OK)
         vla_frame_reader_destroy(reader);
     else

@@ -81,8 +81,10 @@ vla_status vla_plan_build(vla_graph *graph, const vla_plan_options *options, vla
         return vlai_nomem(err, sizeof *plan);
     }
     plan->graph = graph;
-    plan->options = *options;
+    plan->options = (vla_plan_options)VLA_PLAN_OPTIONS_DEFAULT;
     vla_status status;
+    VLA_TRY_GOTO(vlai_take_sized(&plan->options, sizeof plan->options, options, "vla_plan_options", err), fail);
+    options = &plan->options;
     VLA_TRY_GOTO(vlai_graph_verify(graph, "building", err), fail);
     VLA_TRY_GOTO(vlai_pass_dead(graph, NULL, err), fail);
     VLA_TRY_GOTO(vlai_pass_precision(graph, options->numerics, err), fail);

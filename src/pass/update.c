@@ -141,8 +141,10 @@ vla_status vla_graph_step(vla_graph *g, const vla_store *store, vla_gradient_sta
                           vla_error *err)
 {
     vla_value *gradient;
+    vla_adamw_options adamw = {0};
     VLA_TRY(vla_graph_check(g, err));
-    VLA_TRY(gradient_list(store, options, &gradient, err));
+    VLA_TRY(vlai_take_sized(&adamw, sizeof adamw, options, "vla_adamw_options", err));
+    VLA_TRY(gradient_list(store, &adamw, &gradient, err));
     size_t params = g->n_gradient;
     g->backward = true;
     for (size_t v = 0; v < params; v++) {
@@ -166,7 +168,7 @@ vla_status vla_graph_step(vla_graph *g, const vla_store *store, vla_gradient_sta
     }
     /* A loss may be infinite and its gradient finite. */
     vla_value guard = g->loss == VLA_NONE ? VLA_NONE : vla_reshape(g, vla_scale(g, g->loss, 0), 1, (int64_t[]){1});
-    add_update(g, store, status, gradient, guard, options);
+    add_update(g, store, status, gradient, guard, &adamw);
     vlai_free(gradient);
     return vla_graph_check(g, err);
 }
@@ -211,15 +213,17 @@ vla_status vla_graph_adamw(const vla_store *store, const vla_gradient_status *st
                            vla_graph **out, vla_error *err)
 {
     vla_graph *g;
+    vla_adamw_options adamw = {0};
+    VLA_TRY(vlai_take_sized(&adamw, sizeof adamw, options, "vla_adamw_options", err));
     VLA_TRY(vla_graph_create(&g, err));
     g->backward = true;
     vla_value *gradient;
-    vla_status result = gradient_list(store, options, &gradient, err);
+    vla_status result = gradient_list(store, &adamw, &gradient, err);
     if (result == VLA_OK) {
         for (size_t i = 0; i < store->count; i++)
             if (status[i] == VLA_GRADIENT_SOME)
                 gradient[i] = state_value(g, &store->params[i], VLA_STORE_GRADIENT);
-        add_update(g, store, status, gradient, vla_graph_input(g, "guard", VLA_F32, 1, (int64_t[]){1}), options);
+        add_update(g, store, status, gradient, vla_graph_input(g, "guard", VLA_F32, 1, (int64_t[]){1}), &adamw);
         vlai_free(gradient);
         result = vla_graph_check(g, err);
     }

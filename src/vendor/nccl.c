@@ -452,12 +452,7 @@ static bool wait_for(meeting *m, vlai_group *group, double limit, vla_status *st
     *status = VLA_OK;
     pthread_mutex_lock(&m->lock);
     while (!m->done && *status == VLA_OK) {
-        struct timespec until;
-        clock_gettime(CLOCK_REALTIME, &until);
-        until.tv_nsec += 100000000;
-        until.tv_sec += until.tv_nsec / 1000000000;
-        until.tv_nsec %= 1000000000;
-        pthread_cond_timedwait(&m->over, &m->lock, &until);
+        vlai_cond_wait(&m->over, &m->lock, vlai_now() + 0.1);
         if (m->done)
             break;
         *status = vlai_group_status(group, err);
@@ -485,10 +480,14 @@ static vla_status connect_all(nccl *s, const ncclUniqueId *id, vlai_group *group
         vlai_free(s);
         return vlai_nomem(err, sizeof *m);
     }
+    if (vlai_cond_init(&m->over) != 0) {
+        vlai_free(m);
+        vlai_free(s);
+        return vlai_nomem(err, sizeof m->over);
+    }
     m->state = s;
     m->id = *id;
     pthread_mutex_init(&m->lock, NULL);
-    pthread_cond_init(&m->over, NULL);
     if (pthread_create(&thread, NULL, meet_main, m)) {
         m->left = true;
         meeting_free(m);

@@ -365,6 +365,9 @@ static void chosen_episodes(void **state)
     options.episodes = beyond;
     options.episode_count = 2;
     assert_fails(vla_dataset_open(golden("datasets/v30-av1"), &options, &set, &err), VLA_E_INVALID, err, "episode 5");
+    options.size = 0;
+    assert_fails(vla_dataset_open(golden("datasets/v30-av1"), &options, &set, &err), VLA_E_INVALID, err, "vla_dataset_options: the member size is 0");
+    options.size = sizeof options;
     options.flags = VLA_DATASET_SKIP_MISSING;
     assert_ok(vla_dataset_open(golden("datasets/v30-av1"), &options, &set, &err), err);
     assert_int_equal(vla_dataset_info_get(set)->episodes, 1);

@@ -4,6 +4,7 @@
 #include "pass/pass.h"
 #include "vla/run.h"
 
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -179,8 +180,32 @@ static void eps_keeps_zeros_finite(void **state)
     vla_store_destroy(s);
 }
 
+/* Options of a caller that was built with another version are taken by their size; one that was not set is refused. */
+static void options_by_their_size(void **state)
+{
+    (void)state;
+    vla_error err;
+    vla_store *s = make_store(VLA_FP32, VLA_STORE_TRAIN);
+    vla_adamw_options options = adamw;
+    vla_plan_options older = VLA_PLAN_OPTIONS_DEFAULT;
+    vla_graph *g;
+    vla_plan *plan;
+    options.size = 0;
+    assert_fails(vla_graph_adamw(s, (vla_gradient_status[3]){VLA_GRADIENT_ZERO}, &options, &g, &err), VLA_E_INVALID, err, "vla_adamw_options: the member size is 0");
+    older.size = 0;
+    assert_ok(vla_graph_create(&g, &err), err);
+    assert_fails(vla_plan_build(g, &older, &plan, &err), VLA_E_INVALID, err, "vla_plan_options: the member size is 0");
+    assert_null(plan);
+    older.size = offsetof(vla_plan_options, layout); /* what lies behind it is none of the caller's */
+    older.layout = (vla_memory_layout)99;
+    assert_ok(vla_graph_adamw(s, (vla_gradient_status[3]){VLA_GRADIENT_ZERO}, &adamw, &g, &err), err);
+    assert_ok(vla_plan_build(g, &older, &plan, &err), err);
+    vla_plan_destroy(plan);
+    vla_store_destroy(s);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(one_plan_or_two), cmocka_unit_test(read_and_write), cmocka_unit_test(eps_keeps_zeros_finite)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(one_plan_or_two), cmocka_unit_test(read_and_write), cmocka_unit_test(eps_keeps_zeros_finite), cmocka_unit_test(options_by_their_size)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
