@@ -37,7 +37,7 @@ static bool answer(vlai_server *s, int rank, uint32_t id, const void *data, size
 static void stop_waiting(member *m, double now)
 {
     m->waiting--;
-    m->moved = now;
+    m->moved = m->waited = now;
 }
 
 /* --- collectives --- */

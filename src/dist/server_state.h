@@ -32,6 +32,7 @@ typedef struct member {
     double heard;            /* when bytes came last */
     uint64_t received;
     int waiting;             /* its collectives that wait for others: no standing still of its own */
+    double waited;           /* when the last of these ended */
 } member;
 
 typedef struct stranger {

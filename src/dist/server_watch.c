@@ -72,9 +72,10 @@ static void check_late(vlai_server *s, double now)
         if (!c->used || now < c->deadline)
             continue;
         int r = 0, end = 0;
-        for (; r < s->ranks.world; r++) { /* the first to blame: ranks that work on, or wait in an earlier one, are waited for */
+        for (; r < s->ranks.world; r++) { /* the first to blame: who works on is waited for, and who waited in an earlier one till now */
+            const member *m = &s->members[r];
             end = awaited_by(s, r);
-            if (!c->parts[r].here && !s->members[r].waiting && (!s->members[r].works || now - s->members[end].moved >= c->limit_s))
+            if (!c->parts[r].here && !m->waiting && now - m->waited >= c->limit_s && (!m->works || now - s->members[end].moved >= c->limit_s))
                 break;
         }
         if (r == s->ranks.world) {
