@@ -36,7 +36,7 @@ vla_status vlai_cuda_failed(vla_error *err, int code, const char *what)
 
 /* ---- device ---- */
 
-/* Where choices of algorithms are kept, per kind of GPU and library; false when no place is known. */
+/* What is known of products by this kind of GPU, library and search; kept in the cache where that has a place. */
 static vla_status open_choices(vlai_cuda_device *d, vla_error *err)
 {
     char name[sizeof d->info.name + 64], path[PATH];
