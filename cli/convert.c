@@ -11,8 +11,10 @@
 #include "model/wallx_layout.h"
 #include "vla/checkpoint.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 
 static const char help[] =
     "Usage: vla convert SOURCE TARGET [--to fused|unfused] [--config FILE] [--partial]\n\n"
@@ -148,13 +150,13 @@ static void print_names(const char *what, const vlai_wallx_names *list)
         printf("%s %s\n", what, list->names[i]);
 }
 
-/* What is written under another name until it is whole goes with a signal. */
-static vla_status write_weights(const char *path, const char *made, job *j, vla_error *err)
+/* What is written under another name until it is whole goes with a signal, unless the folder around it does. */
+static vla_status write_weights(const char *path, bool in_made, job *j, vla_error *err)
 {
     static const char *const metadata[] = {"format", "pt", NULL};
     char temporary[4096];
-    if (made || vlai_temporary_file(path, temporary, sizeof temporary))
-        interrupt_removes(made ? made : temporary);
+    if (!in_made && vlai_temporary_file(path, temporary, sizeof temporary))
+        interrupt_removes(temporary);
     return vlai_safetensors_stream(path, j->views, j->count, metadata, put_output, j, err);
 }
 
@@ -181,18 +183,23 @@ static vla_status write_target(const options *o, job *j, const char *config, vla
     bool is_file = n > 12 && !strcmp(o->target + n - 12, ".safetensors");
     VLA_TRY(spare_checkpoint(o->target, is_file, err));
     if (is_file)
-        return write_weights(o->target, NULL, j, err);
+        return write_weights(o->target, false, j, err);
     if (!vlai_path_join(path, sizeof path, o->target, "model.safetensors") ||
         !vlai_path_join(copy, sizeof copy, o->target, "config.json"))
         return vlai_fail(err, VLA_E_INVALID, "%s: path too long", o->target);
     VLA_TRY(vlai_read_file(config, 0, &text, &size, err)); /* before anything is written: it may lie in the target */
-    bool made = !vlai_is_dir(o->target);
+    struct stat there;
+    bool made = lstat(o->target, &there) != 0 && errno == ENOENT;
+    if (made)
+        interrupt_removes(o->target); /* before it is made, so that no signal finds it between the two */
+    interrupt_yield();
     vla_status status = vlai_mkdirs(o->target, err);
     if (status != VLA_OK) { /* what is there in its place stays */
+        interrupt_keeps();
         vlai_free(text);
         return status;
     }
-    status = write_weights(path, made ? o->target : NULL, j, err);
+    status = write_weights(path, made, j, err);
     if (status == VLA_OK)
         status = vlai_write_file_atomic(copy, text, size, err);
     vlai_free(text);
