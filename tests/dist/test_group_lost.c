@@ -17,7 +17,7 @@ static void work(int rank)
     vlai_group *g = join(rank, GOOD_S);
     vlai_group_progress(g, "forward", 12);
     vla_status status = vlai_group_barrier(g, "start", 0, &err);
-    doze(0.3); /* a beat with the phase */
+    doze(1.5); /* a beat with the phase, on a busy machine too */
     seen[rank].place = 1;
     if (status == VLA_OK)
         status = vlai_group_barrier(g, "never", 0, &err); /* all but the one that is lost */
@@ -42,7 +42,7 @@ static void work_or_wait(int rank)
     vlai_group *g = join(rank, GOOD_S);
     vlai_group_progress(g, "forward", 12);
     vlai_group_barrier(g, "start", 0, &err);
-    doze(0.3);
+    doze(1.5);
     seen[rank].place = 1;
     await_go(rank);
     vlai_group_leave(g, NULL);
@@ -171,7 +171,7 @@ static void fail_one(int rank)
     vlai_group *g = join(rank, GOOD_S);
     vlai_group_progress(g, "data", 7);
     vlai_group_barrier(g, "start", 0, &err);
-    doze(0.3);
+    doze(1.5);
     if (rank == victim) {
         err = (vla_error){VLA_E_CORRUPT, "episode 3 of set x is\ndamaged", "", NULL, 0};
         seen[rank].started = vlai_now();
