@@ -217,15 +217,10 @@ static vla_status make_engine(const bench_setup *s, bench_row *row, engine *e, v
     return status;
 }
 
-static void *find(void *run, const char *name)
-{
-    return vla_run_data(run, name);
-}
-
 static vla_status fill(const bench_setup *s, const engine *e, int64_t micro, vla_error *err)
 {
     const vlai_wallx_workload *w = micro ? &e->more[micro - 1] : &e->work;
-    return vlai_wallx_fill(&s->model, &w->tokens, &e->work.shape, &w->batch, find, e->run, err);
+    return vlai_wallx_fill(&s->model, &w->tokens, &e->work.shape, &w->batch, vlai_wallx_find_in_run, e->run, err);
 }
 
 static double loss_of(const engine *e)

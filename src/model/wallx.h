@@ -10,7 +10,7 @@
  *     VLA_TRY(vlai_wallx_shape_of(&config, &tokens, &batch, true, &shape, err));  // the bucket of this batch
  *     VLA_TRY(vlai_wallx_build(&config, &shape, &options, &graph, err));          // once per bucket
  *     ... vla_graph_backward(graph, vla_graph_find(graph, "loss"), 1.0, err), vla_plan_build, vla_run_create ...
- *     VLA_TRY(vlai_wallx_fill(&config, &tokens, &shape, &batch, find, run, err)); // once per batch
+ *     VLA_TRY(vlai_wallx_fill(&config, &tokens, &shape, &batch, vlai_wallx_find_in_run, run, err)); // once per batch
  *     vla_run_execute(run, err); */
 #ifndef VLAI_WALLX_H
 #define VLAI_WALLX_H
@@ -133,6 +133,8 @@ vla_status vlai_wallx_build_vision(const vlai_wallx_config *config, const vlai_w
 
 /* Writes all inputs of the graph. find(user, name) gives the buffer of an input, or NULL when the plan has none. */
 typedef void *(*vlai_wallx_find)(void *user, const char *name);
+/* One whose `user` is a vla_run of the graph. */
+void *vlai_wallx_find_in_run(void *run, const char *name);
 vla_status vlai_wallx_fill(const vlai_wallx_config *config, const vlai_wallx_tokens *tokens, const vlai_wallx_shape *shape,
                            const vlai_wallx_batch *batch, vlai_wallx_find find, void *user, vla_error *err);
 

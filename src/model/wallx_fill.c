@@ -8,6 +8,11 @@
 #include <math.h>
 #include <string.h>
 
+void *vlai_wallx_find_in_run(void *run, const char *name)
+{
+    return vla_run_data(run, name);
+}
+
 static int64_t round_rows(int64_t rows, bool bucket)
 {
     int64_t step = 1;

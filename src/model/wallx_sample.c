@@ -88,11 +88,6 @@ static vla_status prepare(vlai_wallx_sampler *s, const vlai_wallx_shape *shape, 
     return cache ? stage_build(s, &(vlai_wallx_options){.inference = true, .from_prefix = true}, &s->step, err) : VLA_OK;
 }
 
-static void *find(void *run, const char *name)
-{
-    return vla_run_data(run, name);
-}
-
 static void set_time(const vla_run *run, const vlai_wallx_shape *shape, float t)
 {
     float *all = vla_run_data(run, "t");
@@ -184,7 +179,7 @@ static vla_status evaluate(vlai_wallx_sampler *s, const vlai_wallx_tokens *token
     const vla_run *run = whole ? s->whole.run : s->step.run;
     /* Inputs lie in the arena, which a run may overwrite: they are written before every run. */
     if (whole) {
-        VLA_TRY(vlai_wallx_fill(&s->config, tokens, &s->shape, batch, find, s->whole.run, err));
+        VLA_TRY(vlai_wallx_fill(&s->config, tokens, &s->shape, batch, vlai_wallx_find_in_run, s->whole.run, err));
     } else {
         fill_step(s, tokens, batch, positions);
         copy_cache(s);

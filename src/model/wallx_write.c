@@ -87,14 +87,9 @@ static void lay_out(const vlai_wallx_batch *b, const int32_t *written, const int
     t->offset[b->samples] = at;
 }
 
-static void *find(void *run, const char *name)
-{
-    return vla_run_data(run, name);
-}
-
 static vla_status next_tokens(vlai_wallx_writer *w, const vlai_wallx_tokens *tokens, const vlai_wallx_batch *b, int32_t *next, vla_error *err)
 {
-    VLA_TRY(vlai_wallx_fill(&w->config, tokens, &w->shape, b, find, w->run, err));
+    VLA_TRY(vlai_wallx_fill(&w->config, tokens, &w->shape, b, vlai_wallx_find_in_run, w->run, err));
     VLA_TRY(vla_run_execute(w->run, err));
     const float *logits = vla_run_data(w->run, "next");
     for (int64_t s = 0; s < b->samples; s++, logits += w->config.vocab_size) {

@@ -56,6 +56,5 @@ vla_status vlai_parity_floats(vlai_arena *arena, const vlai_safetensors *st, con
 /* A result of a run as float, whatever its type. */
 vla_status vlai_parity_result(vlai_arena *arena, const vla_run *run, const char *name, float **out, int64_t *elements,
                               vla_error *err);
-void *vlai_parity_find(void *run, const char *name);
 
 #endif

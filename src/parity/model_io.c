@@ -124,11 +124,6 @@ void vlai_parity_model_close(vlai_parity_model *m)
     vlai_config_destroy(m->train);
 }
 
-void *vlai_parity_find(void *run, const char *name)
-{
-    return vla_run_data(run, name);
-}
-
 vla_status vlai_parity_floats(vlai_arena *arena, const vlai_safetensors *st, const char *name, float **out,
                               const vlai_tensor_view **view, vla_error *err)
 {

@@ -160,7 +160,7 @@ vla_status vlai_parity_vision(vlai_parity_case *c, vla_error *err)
     vla_graph *taken = g;
     g = NULL;
     VLA_TRY_GOTO(plan_and_run(&m, taken, &plan, &run, err), done);
-    vlai_wallx_fill_vision(&m.config, &shape, &batch, vlai_parity_find, run);
+    vlai_wallx_fill_vision(&m.config, &shape, &batch, vlai_wallx_find_in_run, run);
     memcpy(vla_run_data(run, "d_out"), d_out, (size_t)vla_run_tensor(run, "d_out").elements * sizeof *d_out);
     VLA_TRY_GOTO(vla_run_execute(run, err), done);
     VLA_TRY_GOTO(compare_windows(c, &m, &arena, run, err), done);

@@ -382,7 +382,7 @@ static vla_status compare_activations(vlai_parity_case *c, const vlai_parity_mod
     vla_graph *taken = g;
     g = NULL;
     VLA_TRY_GOTO(build_run(m, taken, &plan, &run, err), done);
-    VLA_TRY_GOTO(vlai_wallx_fill(&m->config, &m->tokens, &shape, &batch->b, vlai_parity_find, run, err), done);
+    VLA_TRY_GOTO(vlai_wallx_fill(&m->config, &m->tokens, &shape, &batch->b, vlai_wallx_find_in_run, run, err), done);
     VLA_TRY_GOTO(vla_run_execute(run, err), done);
     k.run = run;
     if (!vlai_safetensors_find(m->outputs, "loss")) {
@@ -522,7 +522,7 @@ static vla_status run_micro(const vlai_parity_model *m, const char *prefix, int6
     vla_graph *taken = g;
     g = NULL;
     VLA_TRY_GOTO(build_run(m, taken, &plan, &run, err), done);
-    VLA_TRY_GOTO(vlai_wallx_fill(&m->config, &m->tokens, &shape, &batch.b, vlai_parity_find, run, err), done);
+    VLA_TRY_GOTO(vlai_wallx_fill(&m->config, &m->tokens, &shape, &batch.b, vlai_wallx_find_in_run, run, err), done);
     VLA_TRY_GOTO(vla_run_execute(run, err), done);
     out->loss = *(float *)vla_run_data(run, "loss");
 done:

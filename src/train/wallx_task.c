@@ -312,17 +312,12 @@ static vla_status build(void *user, const void *shape, vla_graph **out, vla_erro
     return VLA_OK;
 }
 
-static void *find_input(void *user, const char *name)
-{
-    return vla_run_data(user, name);
-}
-
 static vla_status fill(void *user, const void *shape, void *const *slots, int64_t count, vla_run *run, vla_error *err)
 {
     vlai_wallx_task *t = user;
     (void)slots;
     (void)count;
-    return vlai_wallx_fill(&t->model, &t->tokens, shape, &t->assembly.batch, find_input, run, err);
+    return vlai_wallx_fill(&t->model, &t->tokens, shape, &t->assembly.batch, vlai_wallx_find_in_run, run, err);
 }
 
 /* Samples with an error of the flow that is not finite. */

@@ -114,7 +114,7 @@ static vla_status one_step(void *user, vla_error *err)
     step s = {0};
     vla_status status = step_init(&s, *(vla_recompute *)user, err);
     if (status == VLA_OK)
-        status = vlai_wallx_fill(&model.config, &model.tokens, &s.shape, &batch.b, vlai_parity_find, s.run, err);
+        status = vlai_wallx_fill(&model.config, &model.tokens, &s.shape, &batch.b, vlai_wallx_find_in_run, s.run, err);
     if (status == VLA_OK)
         status = step_execute(&s, 0, err);
     step_fini(&s);
@@ -217,7 +217,7 @@ static void a_step_allocates_nothing(void **state)
     int steps = test_sanitized() ? 20 : 100;
     vla_memory_stats before, after;
     for (int i = 0; i < steps; i++) {
-        assert_ok(vlai_wallx_fill(&model.config, &model.tokens, &s.shape, &batch.b, vlai_parity_find, s.run, &err), err);
+        assert_ok(vlai_wallx_fill(&model.config, &model.tokens, &s.shape, &batch.b, vlai_wallx_find_in_run, s.run, &err), err);
         before = vla_memory_stats_get();
         assert_ok(step_execute(&s, i, &err), err);
         loss = *(float *)vla_run_data(s.run, "loss");

@@ -71,7 +71,7 @@ static void step(int text, vla_gradient_status *status, bool *moved)
     assert_ok(vlai_wallx_plan_step(&model.config, &shape, model.store, &adamw, &options, status, &plan, &err), err);
     assert_ok(vla_executor_reserve(model.executor, plan, &err), err);
     assert_ok(vla_run_create(model.executor, plan, model.store, &run, &err), err);
-    assert_ok(vlai_wallx_fill(&model.config, &model.tokens, &shape, &b, vlai_parity_find, run, &err), err);
+    assert_ok(vlai_wallx_fill(&model.config, &model.tokens, &shape, &b, vlai_wallx_find_in_run, run, &err), err);
     double *hyper = vla_run_data(run, "hyper");
     vla_hyper_fill(&adamw, 1, 0, hyper);
     hyper[VLA_HYPER_RATES] = 1e-2;
