@@ -46,6 +46,8 @@ static const char help[] =
     "  --against FILE            the row of 1 is read from there (what --out wrote), for ranks that another launcher starts\n"
     "  --accumulate N            steps of N micro-batches per rank, all with numbers of their own: N ranks with 1 have those of 1 with N\n"
     "  --first-choice            matrix products by the library's first algorithm, not by the fastest of several\n"
+    "  --products X              before the steps, X seconds of a search of all settings of matrix products for those that are fastest at\n"
+    "                            the power limit; what is found is kept in $VLA_CACHE_DIR (~/.cache/vla) for every later run. On a GPU\n"
     "  --profile                 time by operation and by kind of launch, with shares of the measured peaks\n"
     "  --loader                  instead: samples/s that the configuration's loader reads from its data set\n"
     "  --seconds X               how long (10)\n"
@@ -315,7 +317,7 @@ vla_status bench_lists_read(const request *r, const vlai_config *train, const ch
 vla_status bench_set_up(const request *r, const vlai_config *train, bench_setup *s, vla_error *err)
 {
     *s = (bench_setup){.train = train, .threads = (int)r->threads, .steps = r->steps, .limit = (size_t)(r->limit * 1e9), .recompute = -1, .profile = r->profile,
-                       .first_choice = r->first_choice, .accumulate = r->accumulate};
+                       .products = r->products, .first_choice = r->first_choice, .accumulate = r->accumulate};
     if (!train->model.config_path)
         return vlai_fail_hint(err, VLA_E_INVALID, "set model.config_path to a config.json", "%s: no architecture file", train->path);
     VLA_TRY(vlai_wallx_config_load(train->model.config_path, &s->model, err));
@@ -347,6 +349,8 @@ static vla_status bench(const request *r, const vlai_config *train, FILE *out, v
     VLA_TRY(bench_set_up(r, train, &setup, err));
     VLA_TRY(vlai_device_choose(r->device ? r->device : train->training.device, device, err));
     setup.device = device;
+    if (r->products > 0 && !strcmp(device, "cpu"))
+        return vlai_fail(err, VLA_E_INVALID, "--products: algorithms of matrix products are those of a GPU, and the device is cpu");
     VLA_TRY(vla_executor_create_on(device, (int)r->threads, &ex, err));
     VLA_TRY(bench_lists_read(r, train, device, &lists, err));
     vla_status status = vlai_device_facts_get(ex, &facts, err);
@@ -384,12 +388,19 @@ static bool fits_together(const request *r)
                 limit ? r->limit : r->seconds);
         return false;
     }
+    if (!(r->products >= 0 && r->products < 1e6)) {
+        fprintf(stderr, "vla bench: --products %g: wanted seconds, 0 to 10^6\n", r->products);
+        return false;
+    }
     const struct {
         const char *name, *other;
         bool both;
     } pairs[] = {{"--batch", "--batches", r->batch && r->batches}, {"--plain", "--switches", r->plain && r->switches},
                  {"--loader", "--profile", r->loader && r->profile}, {"--loader", "--batch", r->loader && (r->batch || r->batches)},
-                 {"--loader", "--numerics", r->loader && r->numerics}};
+                 {"--loader", "--numerics", r->loader && r->numerics},
+                 {"--products", "--loader", r->products > 0 && r->loader}, {"--products", "--plain", r->products > 0 && r->plain},
+                 {"--products", "--switches", r->products > 0 && r->switches}, {"--products", "--first-choice", r->products > 0 && r->first_choice},
+                 {"--products", "--nproc", r->products > 0 && r->nproc}};
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
         if (pairs[i].both && r->row < 0) { /* a row of several is measured with arguments of its own behind the user's */
             fprintf(stderr, "vla bench: %s and %s exclude each other\n", pairs[i].name, pairs[i].other);
@@ -406,7 +417,7 @@ int command_bench(int argc, char **argv)
         {"--numerics", ARG_TEXT, &r.numerics}, {"--switches", ARG_FLAG, &r.switches}, {"--plain", ARG_FLAG, &r.plain}, {"--recompute", ARG_TEXT, &r.recompute},
         {"--memory-limit", ARG_REAL, &r.limit}, {"--steps", ARG_COUNT, &r.steps}, {"--text-tokens", ARG_INT, &r.text}, {"--side", ARG_COUNT, &r.side},
         {"--pictures", ARG_COUNT, &r.pictures}, {"--vocab", ARG_COUNT, &r.vocab}, {"--threads", ARG_THREADS, &r.threads}, {"--profile", ARG_FLAG, &r.profile},
-        {"--loader", ARG_FLAG, &r.loader}, {"--seconds", ARG_REAL, &r.seconds}, {"--json", ARG_FLAG, &r.json}, {"--out", ARG_TEXT, &r.out},
+        {"--products", ARG_REAL, &r.products}, {"--loader", ARG_FLAG, &r.loader}, {"--seconds", ARG_REAL, &r.seconds}, {"--json", ARG_FLAG, &r.json}, {"--out", ARG_TEXT, &r.out},
         {"--nproc", ARG_TEXT, &r.nproc}, {"--against", ARG_TEXT, &r.against}, {"--first-choice", ARG_FLAG, &r.first_choice}, {"--accumulate", ARG_COUNT, &r.accumulate}, {"--row", ARG_INT, &r.row}};
     static together ranks;
     static args a; /* too large for a stack frame */

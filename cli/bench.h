@@ -29,7 +29,7 @@ typedef struct bench_request {
     int64_t batch, steps, text, side, pictures, threads, vocab, accumulate;
     int64_t row; /* of a rank that --nproc has started: the descriptor that its row goes to; else -1 */
     bool profile, json, switches, plain, loader, first_choice;
-    double limit, seconds;
+    double limit, seconds, products;
     const char *config, *device, *batches, *numerics, *recompute, *out, *nproc, *against;
 } bench_request;
 
@@ -43,6 +43,7 @@ typedef struct bench_setup {
     size_t limit;     /* bytes of device memory; 0: all of it */
     int recompute;    /* vla_recompute; -1: with `alloc` the least that fits, else none */
     bool profile;
+    double products;   /* seconds of a search of all settings of matrix products before the steps; 0: none */
     bool first_choice; /* products by the library's first algorithm, not by the fastest of several */
     int64_t accumulate; /* micro-batches of a step of one rank, with other numbers each; 0: one, the same on all ranks */
     together *ranks;    /* NULL: one rank, and no group */

@@ -171,6 +171,7 @@ static vla_status make_runs(const bench_setup *s, bench_row *row, vla_recompute 
         VLA_TRY(vla_executor_reserve(e->executor, e->update_plan, err));
     row->plan_seconds = vlai_now() - start;
     start = vlai_now();
+    e->executor->explore = s->products;
     VLA_TRY(vla_run_create(e->executor, e->plan, e->store, &e->run, err));
     if (e->update_plan)
         VLA_TRY(vla_run_create(e->executor, e->update_plan, e->store, &e->update, err));

@@ -41,6 +41,7 @@ struct vla_executor {
     char *arena, *workspace, *thread_workspace, *widen;
     size_t arena_bytes, workspace_bytes, per_thread, widen_bytes;
     size_t allocated, limit; /* device memory held, and the most that may be (0: all that there is) */
+    double explore; /* seconds that binding the next run spends on a search of all settings of its matrix products; 0: none */
     struct vlai_comm *comm; /* of the collectives; borrowed, NULL: rank 0 of 1 */
     void *state; /* of the backend */
 };

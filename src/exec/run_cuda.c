@@ -366,6 +366,9 @@ static vla_status cuda_bind(vla_run *run, vla_store *store, vla_error *err)
             VLA_TRY(vlai_cuda_preparers[g->nodes[n].op].prepare(&d->context, &r->calls[n], err));
             vlai_work_add();
         }
+    if (d->context.search && ex->explore > 0)
+        VLA_TRY(vlai_cuda_matmul_explore(&d->context, ex->explore, err));
+    ex->explore = 0;
     d->context.calls = NULL;
     d->context.n_calls = 0;
     keep_choices(d->context.choices);

@@ -66,6 +66,9 @@ bool vlai_cuda_matmul_will_search(const vlai_cuda_context *context);
 /* Milliseconds of the product's algorithm and of the fastest that a search finds beside it, for a product that a step has `launches` times;
  * a result is lost, and the device is waited for. Without column sums, where a kernel of ours makes those. */
 int vlai_cuda_matmul_compare(const vlai_cuda_call *call, int launches, float *taken, float *fastest);
+/* Spends about `seconds` on a search of the whole space for the products of the context's calls, which are prepared: each gets the share that it has of
+ * their time. Choices that are better are taken, kept and told in the log. Results are lost, and the device is waited for. */
+vla_status vlai_cuda_matmul_explore(const vlai_cuda_context *context, double seconds, vla_error *err);
 vla_status vlai_cuda_attention_prepare(const vlai_cuda_context *context, vlai_cuda_call *call, vla_error *err);
 void vlai_cuda_attention_release(vlai_cuda_call *call);
 

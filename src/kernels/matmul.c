@@ -3,10 +3,15 @@
 #include "kernels/cuda.h"
 
 #include "base/fail.h"
+#include "base/log.h"
 #include "base/memory.h"
+#include "base/time.h"
+#include "base/work.h"
 #include "kernels/device.h"
 #include "kernels/gemm_choices.h"
 #include "vendor/cublaslt.h"
+
+#include <stdlib.h>
 
 enum { WORKSPACE = 32 << 20, APART = -1, NEAR = 8 };
 
@@ -195,6 +200,137 @@ bool vlai_cuda_matmul_will_search(const vlai_cuda_context *context)
                 return true;
         }
     return false;
+}
+
+/* ---- the long search ---- */
+
+/* Products of one shape. */
+typedef struct {
+    vlai_gemm_shape shape; /* without sums, where those are made apart */
+    const vlai_cuda_call *call;
+    int launches;
+    float milliseconds; /* of one */
+} product;
+
+/* A product whose share of the time is less is left as it is: too short to be compared. */
+static const double LEAST_SECONDS = 0.5;
+
+static vlai_gemm *gemm_of(const vlai_cuda_call *call)
+{
+    const prepared *p = call->plan;
+    return p->apart ? p->apart : p->gemm;
+}
+
+static vlai_gemm_shape prepared_shape(const vlai_cuda_call *call)
+{
+    vlai_gemm_shape s = shape_of(call);
+    if (((const prepared *)call->plan)->apart)
+        s.sums = 0;
+    return s;
+}
+
+static bool is_explored(const vlai_cuda_call *call)
+{
+    if (call->node->op != VLAI_OP_matmul || !call->plan)
+        return false;
+    vlai_gemm_shape s = prepared_shape(call);
+    return !is_empty(&s) && s.multiprocessors == 0;
+}
+
+static int most_time_first(const void *a, const void *b)
+{
+    const product *p = a, *q = b;
+    const float x = p->milliseconds * (float)p->launches, y = q->milliseconds * (float)q->launches;
+    return (x < y) - (x > y);
+}
+
+static int products_of(const vlai_cuda_context *context, product *out)
+{
+    int n = 0;
+    for (size_t i = 0; i < context->n_calls; i++) {
+        const vlai_cuda_call *call = &context->calls[i];
+        if (!is_explored(call))
+            continue;
+        vlai_gemm_shape s = prepared_shape(call);
+        int k = 0;
+        while (k < n && !vlai_gemm_shape_same(&out[k].shape, &s))
+            k++;
+        if (k == n)
+            out[n++] = (product){.shape = s, .call = call, .milliseconds = milliseconds_of(context, &s)};
+        out[k].launches++;
+    }
+    qsort(out, (size_t)n, sizeof *out, most_time_first);
+    return n;
+}
+
+/* Calls of the shape take the choice that there is now. */
+static void take_choice(const vlai_cuda_context *context, const vlai_gemm_shape *shape)
+{
+    vlai_gemm_choice choice;
+    for (size_t i = 0; i < context->n_calls; i++) {
+        const vlai_cuda_call *call = &context->calls[i];
+        if (!is_explored(call))
+            continue;
+        vlai_gemm_shape s = prepared_shape(call);
+        if (vlai_gemm_shape_same(&s, shape) && vlai_gemm_choices_find(context->choices, shape, &choice))
+            vlai_cublaslt_choice_set(gemm_of(call), &choice);
+    }
+}
+
+static vla_status explore(const vlai_cuda_context *context, const product *p, double seconds, vlai_gemm_found *found, vla_error *err)
+{
+    const vlai_gemm_shape *s = &p->shape;
+    vlai_gemm *gemm = gemm_of(p->call);
+    vlai_gemm_operands o = operands_of(p->call);
+    vlai_gemm_choice choice;
+    int code = vlai_cublaslt_explore(gemm, s, &o, seconds, p->call->workspace, p->call->stream, found);
+    if (code)
+        return vlai_fail(err, VLA_E_CUDA, "matmul [%lld,%lld] x [%lld,%lld]: the search of all settings: %s", (long long)s->m, (long long)s->k, (long long)s->k,
+                         (long long)s->n, vlai_cublaslt_error(code));
+    if (found->after < found->before) {
+        vlai_cublaslt_choice_get(gemm, &choice);
+        choice.milliseconds = found->after;
+        VLA_TRY(vlai_gemm_choices_put(context->choices, s, &choice, err));
+        take_choice(context, s);
+        VLA_TRY(vlai_gemm_choices_save(context->choices, err)); /* now: the next setting may be one that the device does not survive */
+    }
+    vlai_info("products: m n k %lld %lld %lld%s%s%s%s%s x %d: %.4f -> %.4f ms (%+.1f %%); %d settings%s, %d wrong; %s", (long long)s->m, (long long)s->n, (long long)s->k,
+              s->transpose_a ? " ta" : "", s->transpose_b ? " tb" : "", s->bias ? " bias" : "", s->residual ? " residual" : "", s->sums ? " sums" : "", p->launches,
+              (double)found->before, (double)found->after, 100 * ((double)found->after / (double)found->before - 1), found->tried,
+              found->screened ? "" : " (not all: no time)", found->wrong, found->settings);
+    return VLA_OK;
+}
+
+vla_status vlai_cuda_matmul_explore(const vlai_cuda_context *context, double seconds, vla_error *err)
+{
+    const double end = vlai_now() + seconds;
+    product *all = vlai_array(context->n_calls + 1, sizeof *all);
+    if (!all)
+        return vlai_nomem(err, context->n_calls * sizeof *all);
+    const int n = products_of(context, all);
+    double rest = 0, before = 0, after = 0;
+    vla_status status = VLA_OK;
+    for (int i = 0; i < n; i++)
+        rest += (double)all[i].milliseconds * all[i].launches;
+    vlai_info("products: %d shapes, %.1f ms a step one by one; the search ends in %.0f s", n, rest, seconds);
+    int i = 0;
+    for (; i < n && status == VLA_OK; i++) {
+        const double share = (double)all[i].milliseconds * all[i].launches, part = rest > 0 ? (end - vlai_now()) * share / rest : 0;
+        vlai_gemm_found found;
+        if (part < LEAST_SECONDS)
+            break;
+        rest -= share;
+        status = explore(context, &all[i], part, &found, err);
+        if (status == VLA_OK) {
+            before += (double)found.before * all[i].launches;
+            after += (double)found.after * all[i].launches;
+        }
+        vlai_work_add();
+    }
+    if (status == VLA_OK)
+        vlai_info("products: %d of %d shapes searched: %.2f -> %.2f ms a step in long runs; the others, %.1f ms, are as they were", i, n, before, after, rest);
+    vlai_free(all);
+    return status;
 }
 
 void vlai_cuda_matmul_release(vlai_cuda_call *call)

@@ -1,10 +1,13 @@
 #include "vendor/cublaslt.h"
 
 #include "base/memory.h"
+#include "base/time.h"
 #include "kernels/device.h"
 
 #include <cublasLt.h>
+#include <math.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -280,34 +283,80 @@ static int add_near(const vlai_gemm *g, const vlai_gemm_effort *effort, candidat
     return count;
 }
 
+/* What of an algorithm can be set. */
+typedef struct {
+    uint32_t tile, stages, option, swizzle;
+    uint16_t cluster;
+    int32_t parts; /* of K, which are added in fp32 and in order */
+} setting;
+
+enum { ATTRIBUTES = 7 };
+typedef struct {
+    cublasLtMatmulAlgoConfigAttributes_t attribute;
+    void *value;
+    size_t size;
+} attribute;
+
+static void attributes_of(setting *s, uint32_t *scheme, attribute out[ATTRIBUTES])
+{
+    const attribute all[ATTRIBUTES] = {
+        {CUBLASLT_ALGO_CONFIG_TILE_ID, &s->tile, sizeof s->tile},          {CUBLASLT_ALGO_CONFIG_STAGES_ID, &s->stages, sizeof s->stages},
+        {CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, &s->option, sizeof s->option}, {CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING, &s->swizzle, sizeof s->swizzle},
+        {CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, &s->cluster, sizeof s->cluster}, {CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &s->parts, sizeof s->parts},
+        {CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, scheme, sizeof *scheme}};
+    memcpy(out, all, sizeof all);
+}
+
+/* What an algorithm does not have is left 0. */
+static setting setting_of(const cublasLtMatmulAlgo_t *a)
+{
+    setting s = {0};
+    uint32_t scheme = 0;
+    size_t written;
+    attribute all[ATTRIBUTES];
+    attributes_of(&s, &scheme, all);
+    for (int i = 0; i < ATTRIBUTES; i++)
+        if (cublasLtMatmulAlgoConfigGetAttribute(a, all[i].attribute, all[i].value, all[i].size, &written) != CUBLAS_STATUS_SUCCESS)
+            memset(all[i].value, 0, all[i].size);
+    return s;
+}
+
+/* Changes what is otherwise; false when the library does not take a value. */
+static bool set(cublasLtMatmulAlgo_t *a, setting s)
+{
+    uint32_t scheme = s.parts > 1 ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE : CUBLASLT_REDUCTION_SCHEME_NONE;
+    size_t written;
+    attribute all[ATTRIBUTES];
+    attributes_of(&s, &scheme, all);
+    for (int i = 0; i < ATTRIBUTES; i++) {
+        unsigned char now[sizeof(uint32_t)];
+        if ((cublasLtMatmulAlgoConfigGetAttribute(a, all[i].attribute, now, all[i].size, &written) != CUBLAS_STATUS_SUCCESS || memcmp(now, all[i].value, all[i].size)) &&
+            cublasLtMatmulAlgoConfigSetAttribute(a, all[i].attribute, all[i].value, all[i].size) != CUBLAS_STATUS_SUCCESS)
+            return false;
+    }
+    return true;
+}
+
 /* Adds the settings of the table that the first proposal's kernel takes for this product; -> how many there are then. */
 static int widen(const vlai_gemm *g, candidate *list, int count, int room)
 {
     const cublasLtMatmulAlgo_t first = list[0].r.algo;
-    uint16_t cluster = 0;
-    size_t written;
+    setting s = setting_of(&first);
     int device, major = 0;
     if (cudaGetDevice(&device) != cudaSuccess || cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess || major != 9)
         return count; /* the table was tried on Hopper alone */
-    if (cublasLtMatmulAlgoConfigGetAttribute(&first, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, &cluster, sizeof cluster, &written) != CUBLAS_STATUS_SUCCESS ||
-        cluster == CUBLASLT_CLUSTER_SHAPE_AUTO)
+    if (s.cluster == CUBLASLT_CLUSTER_SHAPE_AUTO)
         return count; /* a kernel of another kind */
-    const int32_t whole = 1;
-    const uint32_t none = CUBLASLT_REDUCTION_SCHEME_NONE;
+    s.parts = 1;
     for (size_t i = 0; i < sizeof tiles / sizeof *tiles; i++)
         for (size_t c = 0; c < sizeof clusters / sizeof *clusters; c++)
-            for (uint32_t option = 0; option < OPTIONS && count < room; option++) {
+            for (s.option = 0; s.option < OPTIONS && count < room; s.option++) {
                 candidate *x = &list[count];
                 *x = (candidate){.r = {.algo = first}};
-                cublasLtMatmulAlgo_t *a = &x->r.algo;
-                if (cublasLtMatmulAlgoConfigSetAttribute(a, CUBLASLT_ALGO_CONFIG_TILE_ID, &tiles[i], sizeof tiles[i]) != CUBLAS_STATUS_SUCCESS ||
-                    cublasLtMatmulAlgoConfigSetAttribute(a, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, &clusters[c], sizeof clusters[c]) != CUBLAS_STATUS_SUCCESS ||
-                    cublasLtMatmulAlgoConfigSetAttribute(a, CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, &option, sizeof option) != CUBLAS_STATUS_SUCCESS ||
-                    cublasLtMatmulAlgoConfigSetAttribute(a, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &whole, sizeof whole) != CUBLAS_STATUS_SUCCESS ||
-                    cublasLtMatmulAlgoConfigSetAttribute(a, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, &none, sizeof none) != CUBLAS_STATUS_SUCCESS ||
-                    found(list, count, a) || !is_valid(g, x))
-                    continue;
-                count++;
+                s.tile = tiles[i];
+                s.cluster = clusters[c];
+                if (set(&x->r.algo, s) && !found(list, count, &x->r.algo) && is_valid(g, x))
+                    count++;
             }
     return count;
 }
@@ -489,6 +538,297 @@ int vlai_cublaslt_compare(const vlai_gemm *g, const vlai_gemm_operands *o, const
         code = CUBLAS_STATUS_EXECUTION_FAILED;
     }
     vlai_free(list);
+    return (int)code;
+}
+
+/* ---- the whole space, for a search that has minutes ---- */
+
+/* All tiles that the library has a name for, of every kind of kernel that it proposes for the product (others may add in any order). Up to the
+ * share SCREEN of a product's seconds they are launched two to four times each, with the clusters and options above, up to VARY the best VARIED
+ * with further changes; the best SEMIFINALISTS then run for SEMIFINAL of what is left, and the best FINALISTS of them in turns for the rest.
+ * Where the first setting of a tile is FAR_TILE times behind the best the others are left out, where that of a cluster of it is FAR_CLUSTER
+ * times behind those. A product that takes 36 launches of a step of 266 ms has 27000 launches' time in 200 s; on Hopper some 2500 settings are valid. */
+enum { EXPLORED = 16384, VARIED = 12, MOST_OPTIONS = 32, SEMIFINALISTS = 32, FEWEST = 8, TURNS = 3, PIECES = 64, PIECE = 16384 };
+static const double SCREEN = 0.42, VARY = 0.52, SEMIFINAL = 0.35, SPARE = 0.88;
+static const float FAR_TILE = 1.6f, FAR_CLUSTER = 1.3f, SEMIFINAL_MS = 90, SEMIFINAL_LEAST_MS = 40, FINAL_MS[2] = {80, 250}, LEAST_MS = 5, DOUBTFUL = 0.9f, KEPT = 0.998f;
+static const uint16_t large_clusters[] = {CUBLASLT_CLUSTER_SHAPE_4x1x1, CUBLASLT_CLUSTER_SHAPE_1x4x1, CUBLASLT_CLUSTER_SHAPE_2x2x1, CUBLASLT_CLUSTER_SHAPE_4x2x1,
+                                          CUBLASLT_CLUSTER_SHAPE_2x4x1};
+static const uint32_t all_options[OPTIONS] = {1, 5, 3, 7, 0, 4, 2, 6}; /* most often the best first */
+
+/* Pieces of the result, spread over it, as they are in memory. */
+static bool fetch(const timing *t, const candidate *x, const vlai_gemm_shape *s, unsigned char *out)
+{
+    const size_t bytes = (size_t)(s->m * s->n) * vla_dtype_size(s->result), piece = bytes < PIECE ? bytes : PIECE;
+    if (vlai_device_zero(t->o->c, bytes, t->stream) || launch(t->g, &x->r.algo, x->r.workspaceSize, t->o, t->workspace, t->stream) != CUBLAS_STATUS_SUCCESS)
+        return false;
+    for (size_t i = 0; i < PIECES; i++)
+        if (vlai_device_download(out + i * PIECE, (const char *)t->o->c + (bytes - piece) / (PIECES - 1) * i / 4 * 4, piece, t->stream))
+            return false;
+    return vlai_device_synchronize(t->stream) == 0;
+}
+
+/* Whether a setting that the library does not propose gives the product that another gives, but for a rounding to bf16 (2^-7) in another direction:
+ * to 2^-6 of an element, or of the root of their mean square where terms cancel. */
+static bool agree(const timing *t, const candidate *a, const candidate *b, const vlai_gemm_shape *s)
+{
+    unsigned char *x = vlai_calloc(2 * PIECES, PIECE), *y = x + PIECES * PIECE;
+    bool same = x && fetch(t, a, s, x) && fetch(t, b, s, y);
+    const size_t size = vla_dtype_size(s->result), n = PIECES * PIECE / size;
+    double squares = 0, counted = 0;
+    for (int pass = 0; same && pass < 2; pass++) {
+        const double size_of_all = counted > 0 ? sqrt(squares / counted) : 0;
+        for (size_t i = 0; same && i < n; i++) {
+            uint32_t bits[2] = {0, 0};
+            float v[2];
+            for (int k = 0; k < 2; k++) {
+                memcpy((unsigned char *)&bits[k] + (sizeof *bits - size), (k ? y : x) + i * size, size); /* bf16 is the upper half of fp32 */
+                memcpy(&v[k], &bits[k], sizeof *v);
+            }
+            if (pass == 0 && isfinite(v[0]) && v[0] != 0) {
+                squares += (double)v[0] * (double)v[0];
+                counted++;
+            } else if (pass == 1) {
+                same = isfinite(v[0]) ? fabs((double)v[0] - (double)v[1]) <= 0x1p-6 * fmax(fabs((double)v[0]), size_of_all) : !isfinite(v[1]);
+            }
+        }
+    }
+    vlai_free(x);
+    return same;
+}
+
+typedef struct {
+    const timing *t;
+    const vlai_gemm_shape *shape;
+    const candidate *own; /* the algorithm so far, whose result is the right one */
+    candidate *list;
+    int count, wrong;
+    float best;
+    double until; /* a time of vlai_now */
+} exploration;
+
+static bool is_over(const exploration *x)
+{
+    return x->count == EXPLORED || vlai_now() >= x->until;
+}
+
+/* Times a setting of the kind of kernel that `base` is; milliseconds, negative when there is none such. */
+static float try_setting(exploration *x, const cublasLtMatmulAlgo_t *base, const setting *s)
+{
+    candidate *c = &x->list[x->count];
+    if (is_over(x))
+        return -1;
+    *c = (candidate){.r = {.algo = *base}};
+    if (!set(&c->r.algo, *s) || !is_valid(x->t->g, c))
+        return -1;
+    const candidate *known = found(x->list, x->count, &c->r.algo);
+    if (known)
+        return known->ms;
+    const float best = x->best;
+    time_briefly(x->t, c, &x->best);
+    if (c->ms > 0 && c->ms < DOUBTFUL * best && !agree(x->t, x->own, c, x->shape)) { /* else all others would be far behind it */
+        x->best = best;
+        c->ms = -1;
+        x->wrong++;
+    }
+    x->count += c->ms > 0;
+    return c->ms;
+}
+
+static void screen_tile(exploration *x, const cublasLtMatmulAlgo_t *base, uint32_t tile)
+{
+    setting s = setting_of(base);
+    const bool fixed = s.cluster == CUBLASLT_CLUSTER_SHAPE_AUTO; /* a kernel of a kind that has none to choose */
+    s.parts = 1;
+    s.tile = tile;
+    for (size_t c = 0; c < (fixed ? 1 : sizeof clusters / sizeof *clusters); c++) {
+        bool first = true;
+        if (!fixed)
+            s.cluster = clusters[c];
+        for (int o = 0; o < OPTIONS; o++) {
+            s.option = all_options[o];
+            float ms = try_setting(x, base, &s);
+            if (first && ms > FAR_TILE * x->best)
+                return;
+            if (first && ms > FAR_CLUSTER * x->best)
+                break;
+            first = first && ms <= 0;
+        }
+    }
+}
+
+/* The tiles of the table first, should the time not do. */
+static void screen(exploration *x, const cublasLtMatmulAlgo_t *base)
+{
+    enum { TABLE = sizeof tiles / sizeof *tiles };
+    for (uint32_t i = 0; i < TABLE && !is_over(x); i++)
+        screen_tile(x, base, tiles[i]);
+    for (uint32_t tile = CUBLASLT_MATMUL_TILE_UNDEFINED + 1; tile < CUBLASLT_MATMUL_TILE_END && !is_over(x); tile++) {
+        bool done = false;
+        for (uint32_t i = 0; i < TABLE && !done; i++)
+            done = tiles[i] == tile;
+        if (!done)
+            screen_tile(x, base, tile);
+    }
+}
+
+/* The values of a capability; the caller frees them. -> how many, 0 when it cannot be had. */
+static size_t values_of(const cublasLtMatmulAlgo_t *a, cublasLtMatmulAlgoCapAttributes_t what, uint32_t **out)
+{
+    size_t bytes = 0, written = 0;
+    *out = NULL;
+    if (cublasLtMatmulAlgoCapGetAttribute(a, what, NULL, 0, &bytes) != CUBLAS_STATUS_SUCCESS || bytes == 0 || bytes % sizeof **out || !(*out = vlai_alloc(bytes)) ||
+        cublasLtMatmulAlgoCapGetAttribute(a, what, *out, bytes, &written) != CUBLAS_STATUS_SUCCESS)
+        return 0;
+    return bytes / sizeof **out;
+}
+
+/* Of the best: the other order of blocks, parts of K, stages, large clusters, and options beyond the usual. */
+static void vary(exploration *x)
+{
+    cublasLtMatmulAlgo_t best[VARIED];
+    int n = x->count < VARIED ? x->count : VARIED;
+    qsort(x->list, (size_t)x->count, sizeof *x->list, faster);
+    for (int i = 0; i < n; i++)
+        best[i] = x->list[i].r.algo;
+    for (int i = 0; i < n && !is_over(x); i++) {
+        const setting was = setting_of(&best[i]);
+        uint32_t *stages, *most;
+        setting s = was;
+        s.swizzle = !was.swizzle;
+        try_setting(x, &best[i], &s);
+        for (s = was, s.parts = 1; s.parts <= 6; s.parts++)
+            try_setting(x, &best[i], &s);
+        size_t count = values_of(&best[i], CUBLASLT_ALGO_CAP_STAGES_IDS, &stages);
+        s = was;
+        for (size_t k = 0; k < count; k++) {
+            s.stages = stages[k];
+            try_setting(x, &best[i], &s);
+        }
+        vlai_free(stages);
+        s = was;
+        for (size_t c = 0; was.cluster != CUBLASLT_CLUSTER_SHAPE_AUTO && c < sizeof large_clusters / sizeof *large_clusters; c++)
+            for (s.option = 0, s.cluster = large_clusters[c]; s.option < OPTIONS; s.option++)
+                try_setting(x, &best[i], &s);
+        count = values_of(&best[i], CUBLASLT_ALGO_CAP_CUSTOM_OPTION_MAX, &most);
+        s = was;
+        for (s.option = 0; count == 1 && s.option <= *most && s.option < MOST_OPTIONS; s.option++)
+            try_setting(x, &best[i], &s);
+        vlai_free(most);
+    }
+}
+
+/* The first n in turns, each for `wanted` milliseconds of which the last share counts. */
+static void alternate(const timing *t, candidate *list, int n, float wanted, int turns)
+{
+    float sums[SEMIFINALISTS + PROPOSED + 1] = {0};
+    for (int turn = 0; turn < turns; turn++)
+        for (int i = 0; i < n; i++) {
+            float ms = list[i].ms > 0 ? sustained(t, &list[i].r, list[i].ms, wanted, TIMED) : -1;
+            sums[i] += ms;
+            list[i].ms = ms > 0 ? list[i].ms : -1;
+        }
+    for (int i = 0; i < n; i++)
+        list[i].ms = list[i].ms > 0 ? sums[i] / (float)turns : -1;
+}
+
+static void explore(exploration *x, double seconds, const candidate *proposed, int count, vlai_gemm_found *out)
+{
+    const double start = vlai_now();
+    const timing *t = x->t;
+    const cublasLtMatmulAlgo_t *known = &x->own->r.algo;
+    for (int i = 0; i < count; i++) {
+        x->list[x->count] = proposed[i];
+        time_briefly(t, &x->list[x->count], &x->best);
+        x->count += x->list[x->count].ms > 0;
+    }
+    x->until = start + SCREEN * seconds;
+    for (int i = 0; i < count; i++) {
+        int32_t id[2] = {0, 0};
+        size_t written;
+        bool seen = false;
+        cublasLtMatmulAlgoConfigGetAttribute(&proposed[i].r.algo, CUBLASLT_ALGO_CONFIG_ID, &id[0], sizeof *id, &written);
+        for (int k = 0; k < i && !seen; k++) {
+            cublasLtMatmulAlgoConfigGetAttribute(&proposed[k].r.algo, CUBLASLT_ALGO_CONFIG_ID, &id[1], sizeof *id, &written);
+            seen = id[0] == id[1];
+        }
+        if (!seen)
+            screen(x, &proposed[i].r.algo);
+    }
+    out->screened = !is_over(x);
+    x->until = start + VARY * seconds;
+    for (int before = -1; before != x->count && !is_over(x);) { /* changes add up: again from what is the best then */
+        before = x->count;
+        vary(x);
+    }
+    out->tried = x->count;
+
+    double left = 1e3 * (start + SPARE * seconds - vlai_now());
+    const double room = SEMIFINAL * left / (double)SEMIFINAL_LEAST_MS;
+    int n = finalists(x->list, x->count, room < FEWEST ? FEWEST : room < SEMIFINALISTS ? (int)room : SEMIFINALISTS, PROPOSED, known);
+    float each = fmaxf(fminf((float)(SEMIFINAL * left) / (float)(n + 3), SEMIFINAL_MS), LEAST_MS);
+    if (n == 0)
+        return;
+    sustained(t, &x->list[0].r, x->list[0].ms, 3 * each, 1); /* the card is as hot as it gets */
+    alternate(t, x->list, n, each, 1);
+    n = finalists(x->list, n, FINALISTS, 0, known);
+    left = 1e3 * (start + SPARE * seconds - vlai_now());
+    int turns = TURNS;
+    while (turns > 1 && left < (double)(FINAL_MS[0] * (float)(turns * n)))
+        turns--;
+    each = n > 0 ? fmaxf(fminf((float)left / (float)(turns * n), FINAL_MS[1]), LEAST_MS) : 0;
+    alternate(t, x->list, n, each, turns);
+    qsort(x->list, (size_t)n, sizeof *x->list, faster);
+    const candidate *own = found(x->list, n, known);
+    out->before = own && own->ms > 0 ? own->ms : 0;
+    x->count = n;
+}
+
+int vlai_cublaslt_explore(vlai_gemm *g, const vlai_gemm_shape *s, const vlai_gemm_operands *o, double seconds, void *workspace, void *stream, vlai_gemm_found *out)
+{
+    cublasLtMatmulHeuristicResult_t proposed[VLAI_GEMM_PROPOSALS];
+    candidate first[VLAI_GEMM_PROPOSALS + 1];
+    timing t = {.g = g, .o = o, .workspace = workspace, .stream = stream};
+    exploration x = {.t = &t, .shape = s, .best = 1e9f};
+    int count = 0;
+    *out = (vlai_gemm_found){0};
+    if (g->empty || g->multiprocessors)
+        return (int)CUBLAS_STATUS_NOT_SUPPORTED;
+    cublasStatus_t code = proposals(g, VLAI_GEMM_PROPOSALS, proposed, &count);
+    if (code != CUBLAS_STATUS_SUCCESS)
+        return (int)code;
+    for (int i = 0; i < count; i++)
+        first[i] = (candidate){.r = proposed[i], .proposed = true};
+    if (!found(first, count, &g->algorithm))
+        first[count++] = (candidate){.r = {.algo = g->algorithm, .workspaceSize = g->workspace, .state = CUBLAS_STATUS_SUCCESS}};
+    x.own = found(first, count, &g->algorithm);
+    x.list = vlai_array(EXPLORED + 1, sizeof *x.list);
+    if (x.list && !vlai_device_event_create(&t.start) && !vlai_device_event_create(&t.end))
+        explore(&x, seconds, first, count, out);
+    code = CUBLAS_STATUS_EXECUTION_FAILED;
+    if (out->before > 0) { /* what is known stays, unless something is faster and right */
+        out->after = out->before;
+        code = CUBLAS_STATUS_SUCCESS;
+        for (int i = 0; i < x.count && x.list[i].ms > 0 && x.list[i].ms < KEPT * out->before; i++) {
+            if (!agree(&t, x.own, &x.list[i], s)) {
+                x.wrong++;
+                continue;
+            }
+            out->after = x.list[i].ms;
+            g->algorithm = x.list[i].r.algo;
+            g->workspace = x.list[i].r.workspaceSize;
+            break;
+        }
+    }
+    out->wrong = x.wrong;
+    const setting now = setting_of(&g->algorithm);
+    snprintf(out->settings, sizeof out->settings, "tile %u, cluster %u, option %u, stages %u, swizzle %u, %d parts", now.tile, (unsigned)now.cluster, now.option, now.stages,
+             now.swizzle, now.parts);
+    cudaGetLastError(); /* of a setting that could not be launched; what a kernel left behind is said below */
+    if (vlai_device_synchronize(stream))
+        code = CUBLAS_STATUS_EXECUTION_FAILED;
+    vlai_device_event_destroy(t.start);
+    vlai_device_event_destroy(t.end);
+    vlai_free(x.list);
     return (int)code;
 }
 

@@ -67,6 +67,19 @@ int vlai_cublaslt_search(vlai_gemm *gemm, const vlai_gemm_operands *operands, co
  * itself. Contents of c are lost. Waits for the device. */
 int vlai_cublaslt_compare(const vlai_gemm *gemm, const vlai_gemm_operands *operands, const vlai_gemm_effort *effort, void *workspace, void *stream,
                           float *taken, float *fastest);
+
+/* What a search of the whole space came to. */
+typedef struct vlai_gemm_found {
+    float before, after; /* milliseconds of a launch in long runs: the algorithm so far, the one that is taken now, which may be the same */
+    int tried, wrong;    /* settings that ran; those that gave another product, which are passed over */
+    int screened;        /* every tile, cluster and option was looked at within the time */
+    char settings[128];  /* of the one that is taken, by the library's numbers (cublasLt.h) */
+} vlai_gemm_found;
+
+/* Times all settings of the kernels that the library proposes for this product, for about `seconds`, and takes the fastest in long runs if its result is
+ * that of the algorithm so far. shape: the product's, with all multiprocessors (else 15, not supported). Contents of c are lost. Waits for the device. */
+int vlai_cublaslt_explore(vlai_gemm *gemm, const vlai_gemm_shape *shape, const vlai_gemm_operands *operands, double seconds, void *workspace, void *stream,
+                          vlai_gemm_found *out);
 void vlai_cublaslt_choice_get(const vlai_gemm *gemm, vlai_gemm_choice *out);
 /* Takes a choice made earlier for this shape; status when this library does not accept it. */
 int vlai_cublaslt_choice_set(vlai_gemm *gemm, const vlai_gemm_choice *choice);

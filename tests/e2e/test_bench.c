@@ -97,6 +97,9 @@ static void refuses(void **state)
         {SMALL "--recompute all", "--recompute 'all'"},
         {SMALL "--side 20 --batch 1", "pictures of 20 pixels"},
         {SMALL "--memory-limit -1", "--memory-limit"},
+        {SMALL "--products 5", "--products: algorithms of matrix products are those of a GPU"},
+        {SMALL "--products -1", "--products -1: wanted seconds"},
+        {SMALL "--products 5 --plain", "--products and --plain exclude each other"},
         {SMALL "--device tpu", "tpu"},
         {SMALL "--model.config_path=null", "tiny.yml: no architecture file"},
     };

@@ -5,8 +5,9 @@
  * A two-lane network with norms, products, attention-free branches that meet, and its whole AdamW step. Compared bit for
  * bit after several steps: plain launches, lanes, replay, grouped update, all of them, and steps that were submitted ahead.
  * Then 100 pipelined steps (--short: 8) are counted: no device allocation, no synchronisation, no host allocation. Then choices of
- * algorithms: kept, adopted, and giving the same bits; and the limit on device memory. Prints "N passed, N failed". */
+ * algorithms: kept, adopted, and giving the same bits, those of a long search too; and the limit on device memory. Prints "N passed, N failed". */
 #include "base/memory.h"
+#include "base/time.h"
 #include "exec/executor.h"
 #include "exec/plan.h"
 #include "gpu/parts.h"
@@ -181,8 +182,8 @@ typedef struct setup {
     vla_run *run;
 } setup;
 
-/* free: multiprocessors that every product leaves, as those do which run beside collectives. */
-static setup open_with(unsigned fast, const char *adopted, int free)
+/* free: multiprocessors that every product leaves, as those do which run beside collectives. explore: seconds of a long search. */
+static setup open_with(unsigned fast, const char *adopted, int free, double explore)
 {
     setup u = {0};
     vla_error err;
@@ -199,13 +200,15 @@ static setup open_with(unsigned fast, const char *adopted, int free)
     need(vla_plan_build(g, &o, &u.plan, &err), &err, "plan");
     for (size_t n = 0; n < u.plan->graph->n_nodes; n++)
         u.plan->graph->nodes[n].sms_free = (int8_t)(u.plan->graph->nodes[n].op == VLAI_OP_matmul ? free : 0);
+    u.ex->explore = explore;
     need(vla_run_create(u.ex, u.plan, u.store, &u.run, &err), &err, "run");
+    check(u.ex->explore == 0, "one run is searched for");
     return u;
 }
 
 static setup open_setup(unsigned fast, const char *adopted)
 {
-    return open_with(fast, adopted, 0);
+    return open_with(fast, adopted, 0, 0);
 }
 
 static void close_setup(setup *u)
@@ -338,6 +341,35 @@ static bool near(const outcome *a, const outcome *b)
     return all;
 }
 
+/* A search of all settings computes the same, in time; what it found is kept and gives the same bits to a run that takes it over. */
+static void long_search(void)
+{
+    const double seconds = 6;
+    vla_error err;
+    char *text = NULL, *again = NULL;
+    if (test_parts.brief)
+        return; /* a tool would report every setting that the library cannot launch */
+    setup u = open_setup(0, NULL);
+    outcome plain = steps(&u);
+    close_setup(&u);
+    u = open_setup(VLA_FAST_ALL, NULL); /* choices that the search begins with */
+    close_setup(&u);
+    double start = vlai_now();
+    u = open_with(VLA_FAST_ALL, NULL, 0, seconds);
+    check(vlai_now() - start < seconds + 3, "a long search ends in time");
+    outcome first = steps(&u);
+    need(vla_executor_choices(u.ex, &text, &err), &err, "choices");
+    close_setup(&u);
+    check(near(&first, &plain), "a long search: losses of the plain way");
+    u = open_setup(VLA_FAST_ALL, text);
+    outcome second = steps(&u);
+    need(vla_executor_choices(u.ex, &again, &err), &err, "choices");
+    close_setup(&u);
+    check(same(&first, &second) && text && again && !strcmp(text, again), "a long search: adopted choices give the same bits");
+    free(text);
+    free(again);
+}
+
 /* Products that leave multiprocessors: their algorithms are kept apart, and compute the same. */
 static void fewer_multiprocessors(void)
 {
@@ -349,7 +381,7 @@ static void fewer_multiprocessors(void)
     setup u = open_setup(0, NULL);
     outcome plain = steps(&u);
     close_setup(&u);
-    u = open_with(VLA_FAST_ALL, NULL, FREE);
+    u = open_with(VLA_FAST_ALL, NULL, FREE, 0);
     outcome first = steps(&u);
     need(vla_executor_choices(u.ex, &text, &err), &err, "choices");
     close_setup(&u);
@@ -361,7 +393,7 @@ static void fewer_multiprocessors(void)
         marked++;
     check(lines > 0 && lines == marked, "choices say for how many multiprocessors they are");
     check(near(&first, &plain), "fewer multiprocessors: losses of the plain way");
-    u = open_with(VLA_FAST_ALL, text, FREE);
+    u = open_with(VLA_FAST_ALL, text, FREE, 0);
     outcome second = steps(&u);
     need(vla_executor_choices(u.ex, &again, &err), &err, "choices");
     check(same(&first, &second) && again && !strcmp(text, again), "fewer multiprocessors: adopted choices give the same bits");
@@ -370,7 +402,7 @@ static void fewer_multiprocessors(void)
         second = steps(&u);
     check(vlai_device_hold_end(hold) == 0, "and given back");
     close_setup(&u);
-    u = open_with(VLA_FAST_REPLAY, NULL, FREE);
+    u = open_with(VLA_FAST_REPLAY, NULL, FREE, 0);
     first = steps(&u);
     close_setup(&u);
     check(near(&first, &plain), "fewer multiprocessors, first algorithms: losses of the plain way");
@@ -447,7 +479,7 @@ static void misuse(void)
 
 int main(int argc, char **argv)
 {
-    static const test_part list[] = {{"ways", ways},   {"work", nothing_but_work}, {"choices", choices}, {"fewer", fewer_multiprocessors},
+    static const test_part list[] = {{"ways", ways},   {"work", nothing_but_work}, {"choices", choices}, {"search", long_search}, {"fewer", fewer_multiprocessors},
                                 {"limit", limit}, {"large", large_results},    {"misuse", misuse}};
     int code;
     if (!parts_begin(argc, argv, list, sizeof list / sizeof *list, &code))
