@@ -111,6 +111,7 @@ vla_status vlai_parity_model_open(vlai_parity_case *c, bool with_weights, bool a
     VLA_TRY(vlai_wallx_params(&m->config, vlai_settings_group, m->train, m->store, err));
     VLA_TRY(vla_store_allocate(m->store, m->numerics, accumulate ? VLA_STORE_ACCUMULATE : VLA_STORE_TRAIN, err));
     VLA_TRY(vlai_wallx_load(&m->config, m->weights, m->store, NULL, err));
+    VLA_TRY(vlai_parity_move(c, m->store, err));
     return vla_store_attach(m->store, m->executor, err);
 }
 

@@ -6,8 +6,10 @@
 #ifndef VLAI_PARITY_H
 #define VLAI_PARITY_H
 
+#include "base/memory.h"
 #include "format/safetensors.h"
 #include "vla/error.h"
+#include "vla/run.h"
 
 #include <jansson.h>
 #include <stdbool.h>
@@ -43,6 +45,13 @@ typedef struct vlai_parity_quantity {
     bool pass;
 } vlai_parity_quantity;
 
+/* What one run computed of a case, by name: another run is then held to that instead of to what the case recorded. */
+typedef struct vlai_parity_tape {
+    vlai_arena arena; /* of all that is kept */
+    struct vlai_parity_kept *kept;
+    bool replay;      /* false: distances keep what they are given */
+} vlai_parity_tape;
+
 typedef struct vlai_parity_case {
     char dir[2048];    /* the case folder */
     char golden[2048]; /* its parent; "assets/..." is looked up there */
@@ -51,6 +60,8 @@ typedef struct vlai_parity_case {
     const char *numerics, *device; /* "fp32", "cpu" */
     bool verbose;      /* print each tensor */
     bool fuse;         /* model cases: plans with fused operations and cheap recompute */
+    uint64_t draw;     /* model cases: moves every weight by a normal 2 % of itself, drawn by this number; 0: as recorded */
+    vlai_parity_tape *tape; /* NULL: distances are those from what the case recorded */
     vlai_parity_quantity quantities[64];
     int count;
     bool skipped;      /* the case does not apply to this run; `note` says why */
@@ -82,6 +93,11 @@ vla_status vlai_parity_rows(const vlai_tensor_view *t, const char *name, float *
 /* Compares arrays: largest |a-b| (inf when a NaN stands on one side only or the shapes differ), and relative L2. */
 double vlai_parity_max_abs(const float *got, const float *want, int64_t n);
 double vlai_parity_rel_l2(const float *got, const float *want, int64_t n);
+/* The relative L2 of a model case's result, from `want` or from what the case's tape kept of that name. infinity where it kept
+ * nothing of that name and size, NaN without memory to keep it. */
+double vlai_parity_distance(vlai_parity_case *c, const char *quantity, const char *tensor, const float *got, const float *want, int64_t n);
+/* Moves the weights of a model case as its `draw` says. */
+vla_status vlai_parity_move(const vlai_parity_case *c, vla_store *store, vla_error *err);
 
 #define X(name, c_name) vla_status vlai_parity_##c_name(vlai_parity_case *c, vla_error *err);
 VLAI_PARITY_STAGES(X)

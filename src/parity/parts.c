@@ -35,7 +35,7 @@ static vla_status compare(vlai_parity_case *c, vlai_arena *arena, const vlai_saf
     if (!want)
         return VLA_OK;
     VLA_TRY(vlai_parity_result(arena, run, result, &got, &n, err));
-    vlai_parity_report(c, quantity, output, got && n == view->elements ? vlai_parity_rel_l2(got, want, n) : INFINITY, bound);
+    vlai_parity_report(c, quantity, output, got && n == view->elements ? vlai_parity_distance(c, quantity, output, got, want, n) : INFINITY, bound);
     return VLA_OK;
 }
 
@@ -78,7 +78,7 @@ static vla_status compare_windows(vlai_parity_case *c, const vlai_parity_model *
 }
 
 /* A store of the tower's tensors, filled from the case's weights in whatever spelling; the file may hold the others too. */
-static vla_status tower_store(vlai_parity_model *m, vlai_arena *arena, vla_error *err)
+static vla_status tower_store(const vlai_parity_case *c, vlai_parity_model *m, vlai_arena *arena, vla_error *err)
 {
     vlai_wallx_weight *weights = NULL;
     vlai_wallx_layout *layout = NULL;
@@ -104,6 +104,7 @@ static vla_status tower_store(vlai_parity_model *m, vlai_arena *arena, vla_error
             goto done;
         vla_store_set_float(m->store, i, 0, weights[i].elements, w);
     }
+    VLA_TRY_GOTO(vlai_parity_move(c, m->store, err), done);
     status = vla_store_attach(m->store, m->executor, err);
 done:
     vlai_wallx_layout_close(layout);
@@ -143,7 +144,7 @@ vla_status vlai_parity_vision(vlai_parity_case *c, vla_error *err)
     }
     shape.pixel_bytes = 0;
     VLA_TRY_GOTO(vlai_wallx_build_vision(&m.config, &shape, &g, err), done);
-    VLA_TRY_GOTO(tower_store(&m, &arena, err), done);
+    VLA_TRY_GOTO(tower_store(c, &m, &arena, err), done);
     VLA_TRY_GOTO(vla_graph_backward(g, vla_graph_find(g, "loss"), 1.0, err), done);
     for (size_t v = 0, n = g->n_gradient; v < n; v++)
         if (g->values[v].name && !strncmp(g->values[v].name, "act.", 4) && g->gradient[v] != VLA_NONE) {

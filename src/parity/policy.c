@@ -471,7 +471,8 @@ vla_status vlai_parity_compare_store(vlai_parity_case *c, const vlai_parity_mode
                 vla_store_get_float(m->store, (size_t)index, 0, view->elements, got);
             else
                 vlai_store_floats(m->store, kind, (size_t)index, 0, view->elements, got);
-            double error = vlai_parity_rel_l2(got, want, view->elements), bound = gradients ? m->bound.grads : m->bound.after;
+            double error = vlai_parity_distance(c, gradients ? "grads" : "after", view->name, got, want, view->elements);
+            double bound = gradients ? m->bound.grads : m->bound.after;
             if (gradients && norm < 1e-7 * largest) { /* too small for a relative measure */
                 double difference = 0;
                 for (int64_t e = 0; e < view->elements; e++)
@@ -649,6 +650,12 @@ static vla_status compare_gradients(vlai_parity_case *c, const vlai_parity_model
     return result == VLA_OK ? compare_statuses(c, m, status, err) : result;
 }
 
+static double loss_distance(vlai_parity_case *c, const char *label, double got, double want)
+{
+    float pair[2] = {(float)got, (float)want};
+    return c->tape ? vlai_parity_distance(c, "step_loss", label, &pair[0], &pair[1], 1) : relative(got, want);
+}
+
 /* A case without optimiser steps: loss and gradients of its first batch. */
 static vla_status run_backward(vlai_parity_case *c, vlai_parity_model *m, vla_gradient_status *status, vla_error *err)
 {
@@ -660,7 +667,7 @@ static vla_status run_backward(vlai_parity_case *c, vlai_parity_model *m, vla_gr
     if (result == VLA_OK)
         result = vlai_parity_floats(&arena, m->outputs, "loss", &loss, NULL, err);
     if (loss)
-        vlai_parity_report(c, "loss", "loss", relative(micro.loss, (double)loss[0]),
+        vlai_parity_report(c, "loss", "loss", loss_distance(c, "loss", micro.loss, (double)loss[0]),
                            m->numerics != VLA_FP32 ? bf16_step_bound(c, m, 0) : m->bound.loss);
     vlai_arena_fini(&arena);
     return result == VLA_OK ? compare_gradients(c, m, status, err) : result;
@@ -715,7 +722,7 @@ static vla_status run_steps(vlai_parity_case *c, vlai_parity_model *m, vla_error
             break;
         snprintf(label, sizeof label, "step %zu", s);
         bool bf16 = m->numerics != VLA_FP32;
-        vlai_parity_report(c, "step_loss", label, relative(loss, wanted_loss), bf16 ? bf16_step_bound(c, m, s) : m->bound.step_loss);
+        vlai_parity_report(c, "step_loss", label, loss_distance(c, label, loss, wanted_loss), bf16 ? bf16_step_bound(c, m, s) : m->bound.step_loss);
         /* Without a clip the reference computes no norm, and logs 0. */
         if (!bf16 && json_is_number(wanted_norm) && (m->train->optimizer.enable_grad_clip || json_number_value(wanted_norm) > 0))
             vlai_parity_report(c, "grad_norm", label, relative(norm, json_number_value(wanted_norm)), m->bound.grad_norm);

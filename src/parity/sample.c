@@ -80,8 +80,8 @@ vla_status vlai_parity_sample(vlai_parity_case *c, vla_error *err)
                 status = vlai_fail(err, VLA_E_SHAPE, "outputs.safetensors: '%s' has %lld elements, wanted %lld", results[r].name,
                                    (long long)view->elements, (long long)sizes[r]);
             if (status == VLA_OK && want)
-                vlai_parity_report(c, r ? "act" : "predict_action", results[r].name, vlai_parity_rel_l2(results[r].got, want, view->elements),
-                                   bound_of(c, &m, r, results[r].name));
+                vlai_parity_report(c, r ? "act" : "predict_action", results[r].name,
+                                   vlai_parity_distance(c, "sample", results[r].name, results[r].got, want, view->elements), bound_of(c, &m, r, results[r].name));
         }
     }
 done:

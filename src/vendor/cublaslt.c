@@ -81,11 +81,12 @@ static cudaDataType_t type_of(vla_dtype dtype)
     return dtype == VLA_BF16 ? CUDA_R_16BF : CUDA_R_32F;
 }
 
-/* Fills `found` with up to `most` algorithms, the best guess first. */
+/* Fills `found` with up to `most` algorithms, the best guess first. Parts of a sum over K are added in fp32: kept in the result's type,
+ * which is a scheme too, they would be rounded to bf16 one by one. None of the kept choices is of that scheme. */
 static cublasStatus_t proposals(const vlai_gemm *g, int most, cublasLtMatmulHeuristicResult_t *found, int *count)
 {
     cublasLtMatmulPreference_t preference = NULL;
-    uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE | CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE;
+    uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     *count = 0;
     cublasStatus_t code = cublasLtMatmulPreferenceCreate(&preference);
     if (code == CUBLAS_STATUS_SUCCESS)

@@ -299,6 +299,7 @@ static void senseless_arguments(void **state)
         {"predict run run", {"2 checkpoints or run folders were named"}},
         {"parity --device tpu none", {"--device 'tpu'", "cpu, cuda"}},
         {"parity", {"no folder was named"}},
+        {"parity --draws 2 none", {"--draws", "--numerics bf16"}},
         {"inspect plan --config tiny.yml --grid 3x5", {"grid 1 x 3 x 5", "multiples of 2"}},
         {"inspect plan --config tiny.yml --ranks 4097", {"--ranks '4097'", "1 to 4096"}},
         {"inspect plan --config tiny.yml --text --json", {"--text and --json exclude each other"}},
