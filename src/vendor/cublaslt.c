@@ -325,14 +325,14 @@ static setting setting_of(const cublasLtMatmulAlgo_t *a)
 /* Changes what is otherwise; false when the library does not take a value. */
 static bool set(cublasLtMatmulAlgo_t *a, setting s)
 {
-    uint32_t scheme = s.parts > 1 ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE : CUBLASLT_REDUCTION_SCHEME_NONE;
+    uint32_t scheme = s.parts > 1 ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE : CUBLASLT_REDUCTION_SCHEME_NONE, now;
     size_t written;
     attribute all[ATTRIBUTES];
     attributes_of(&s, &scheme, all);
     for (int i = 0; i < ATTRIBUTES; i++) {
-        unsigned char now[sizeof(uint32_t)];
-        if ((cublasLtMatmulAlgoConfigGetAttribute(a, all[i].attribute, now, all[i].size, &written) != CUBLAS_STATUS_SUCCESS || memcmp(now, all[i].value, all[i].size)) &&
-            cublasLtMatmulAlgoConfigSetAttribute(a, all[i].attribute, all[i].value, all[i].size) != CUBLAS_STATUS_SUCCESS)
+        if (cublasLtMatmulAlgoConfigGetAttribute(a, all[i].attribute, &now, all[i].size, &written) != CUBLAS_STATUS_SUCCESS)
+            now = 0;
+        if (memcmp(&now, all[i].value, all[i].size) && cublasLtMatmulAlgoConfigSetAttribute(a, all[i].attribute, all[i].value, all[i].size) != CUBLAS_STATUS_SUCCESS)
             return false;
     }
     return true;
