@@ -1,11 +1,12 @@
 /* Times every implementation of attention at the sizes of a Wall-X step (batch 26), forward and backward, on packed q|k|v.
  *
- *     gpu_attention [NAME...]      only the implementations named: windows groups cudnn segments tiles plain
+ *     gpu_attention [NAME...]      only the implementations named: windows wide groups cudnn segments tiles plain
  *
  * Median of 25 runs of 8 launches on a warm card, which follow each other as in a step; buffers are taken in turn, so many sets
  * that nothing is found in L2 that a step would not find there. TFLOP/s count visible pairs, 4 D forward and 10 D backward. The
  * floor is every operand read once and every result written once at the copy bandwidth that is measured first. "fixed" = adds
- * in a fixed order. "streams": the decoder as a step has it, o and do of a segment's last 10 rows apart from the others'. */
+ * in a fixed order. "off": norm of the difference of o, or of the gradients, from the first implementation's, of its norm. "streams": the
+ * decoder as a step has it, o and do of a segment's last 10 rows apart from the others'. */
 #include "base/bf16.h"
 #include "base/memory.h"
 #include "kernels/attention.h"
@@ -155,6 +156,37 @@ static void measure_copy(void)
     vlai_device_free(call.out[0].data);
 }
 
+static float from_bf16(uint16_t x)
+{
+    union {
+        uint32_t bits;
+        float value;
+    } u = {(uint32_t)x << 16};
+    return u.value;
+}
+
+/* The distance of a result from `first`, of which it becomes a copy where there is none yet. */
+static double distance(const vlai_cuda_tensor *t, uint16_t **first)
+{
+    size_t bytes = (size_t)t->elements * 2;
+    uint16_t *got = malloc(bytes);
+    double off = 0, norm = 0;
+    if (!got)
+        exit(1);
+    MUST(vlai_device_download(got, t->data, bytes, stream));
+    MUST(vlai_device_synchronize(stream));
+    if (!*first)
+        *first = got;
+    for (int64_t i = 0; i < t->elements; i++) {
+        double x = (double)from_bf16(got[i]), y = (double)from_bf16((*first)[i]);
+        off += (x - y) * (x - y);
+        norm += y * y;
+    }
+    if (got != *first)
+        free(got);
+    return sqrt(off / norm);
+}
+
 /* Scratch as a plan would reserve it for the two ops. */
 static size_t scratch_of(const vlai_node *node, const vlai_cuda_call *call, vlai_cuda_workspace_fn of)
 {
@@ -250,6 +282,7 @@ static void measure(const problem *p)
     void *workspace = device_memory(scratch);
     printf("%s: %d segments, %lld rows, heads %d/%d of %d, %.0f MB of scratch\n", p->name, p->segments, (long long)n, p->heads, p->kv_heads, p->dim,
            (double)scratch / 1e6);
+    uint16_t *results[2] = {NULL, NULL};
     for (int by = 0; vlai_cuda_attention_name(by); by++) {
         const char *name = vlai_cuda_attention_name(by);
         int fast = strcmp(name, "cudnn") == 0;
@@ -275,8 +308,9 @@ static void measure(const problem *p)
                 double flops = (b ? 10.0 : 4.0) * p->dim * p->heads * pairs;
                 double bytes = (double)n * 2 * (double)(b ? 2 * width + 2 * wide : width + wide) + (double)n * p->heads * 4;
                 both += ms;
-                printf("  %-8s %-8s %8.4f ms %7.1f TFLOP/s %7.0f GB/s %6.2f x floor %s\n", name, b ? "backward" : "forward", ms, flops / ms * 1e-9,
-                       bytes / ms * 1e-6, ms * 1e-3 / (bytes / copy_rate), fast ? "" : "fixed");
+                printf("  %-8s %-8s %8.4f ms %7.1f TFLOP/s %7.0f GB/s %6.2f x floor, off %.1e %s\n", name, b ? "backward" : "forward", ms,
+                       flops / ms * 1e-9, bytes / ms * 1e-6, ms * 1e-3 / (bytes / copy_rate), distance(&calls[b][0].out[0], &results[b]),
+                       fast ? "" : "fixed");
                 if (b)
                     printf("  %-8s both     %8.4f ms\n", name, both);
                 fflush(stdout);
@@ -285,6 +319,8 @@ static void measure(const problem *p)
                 vlai_cuda_attention_release(&calls[b][s]);
         }
     }
+    free(results[0]);
+    free(results[1]);
     for (int s = 0; s < SETS; s++) {
         vlai_device_free(calls[0][s].in[0].data);
         vlai_device_free(calls[0][s].out[0].data);

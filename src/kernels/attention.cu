@@ -8,6 +8,7 @@
  * Which kernels run is a table at the end of this file; the first row that fits is taken:
  *
  *     windows    segments of at most 64 rows, each whole   (kernels/attention_window.cuh)
+ *     wide       the same, on sm_90a: not measured yet   (kernels/attention_wide.cu)
  *     groups     whole or causal segments, on sm_90a   (kernels/attention_groups.cu)
  *     cudnn      whole or causal segments, where a plan was made: fast attention alone   (kernels/attention_cudnn.cu)
  *     segments   whole or causal segments   (kernels/attention_segments.cuh)
@@ -16,8 +17,8 @@
  *
  * Backward of groups and of the last three is two kernels, one that owns keys and one that owns queries: two blocks never add to
  * one sum, but for those of a cluster, in the order of their ranks. The order of every sum is fixed, at the price of computing
- * the scores twice. 4 D flops a pair forward, 14 D backward; all but groups use the tensor cores by mma.sync, about half of what
- * wgmma reaches.
+ * the scores twice. 4 D flops a pair forward, 14 D backward; all but groups and wide use the tensor cores by mma.sync, about half of
+ * what wgmma reaches.
  *
  * Operands may be columns of one matrix q|k|v: rows have strides. o and do may be two streams of rows, which groups reads and
  * writes as they lie; for the others o and do are put together in scratch. */
@@ -26,6 +27,7 @@
 #include "kernels/attention_groups.cuh"
 #include "kernels/attention_segments.cuh"
 #include "kernels/attention_tiles.cuh"
+#include "kernels/attention_wide.cuh"
 #include "kernels/attention_window.cuh"
 
 #include "base/log.h"
@@ -502,6 +504,7 @@ struct implementation {
 
 const implementation implementations[] = {
     {"windows", fits_window, forward_window, backward_window},
+    {"wide", attention_wide_fits, attention_wide_forward, attention_wide_backward},
     {"groups", attention_groups_fits, attention_groups_forward, attention_groups_backward, attention_groups_streams},
     {"cudnn", [](const attention_task &t) { return t.plan != nullptr; }, forward_cudnn, backward_cudnn},
     {"segments", fits_segments, forward_segments, backward_segments},

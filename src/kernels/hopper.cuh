@@ -148,11 +148,34 @@ template <int N> __device__ inline void product_take(uint32_t (&x)[N][4])
 }
 
 /* x [64][N], held as `multiply` holds its c: lane l of warp w has rows 16 w + l / 4 and 8 more, columns 8 j + 2 (l % 4) and the
- * next. first: x = a b^T; shared: x += a b^T, a [64][16], b [N][16] as they lie; registers: x += a b, b [16][N] as it lies. */
+ * next. first: x = a b^T; shared: x += a b^T, a [64][16], b [N][16] as they lie; registers: x += a b, b [16][N] as it lies;
+ * first_registers: x = a b. */
 template <int N> struct wide_product;
 
 #define FOUR(x, j) "+f"(x[j][0]), "+f"(x[j][1]), "+f"(x[j][2]), "+f"(x[j][3])
 #define FOUR_NEW(x, j) "=f"(x[j][0]), "=f"(x[j][1]), "=f"(x[j][2]), "=f"(x[j][3])
+
+template <> struct wide_product<16> {
+    __device__ static void first_registers(float (&x)[2][4], const uint32_t (&a)[4], uint64_t b)
+    {
+        asm volatile("{.reg .pred p;\nsetp.ne.b32 p, 0, 0;\n"
+                     "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 "
+                     "{%0,%1,%2,%3,%4,%5,%6,%7}, "
+                     "{%8,%9,%10,%11}, %12, p, 1, 1, 1;}"
+                     : FOUR_NEW(x, 0), FOUR_NEW(x, 1)
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+    }
+
+    __device__ static void registers(float (&x)[2][4], const uint32_t (&a)[4], uint64_t b)
+    {
+        asm volatile("{.reg .pred p;\nsetp.ne.b32 p, 1, 0;\n"
+                     "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 "
+                     "{%0,%1,%2,%3,%4,%5,%6,%7}, "
+                     "{%8,%9,%10,%11}, %12, p, 1, 1, 1;}"
+                     : FOUR(x, 0), FOUR(x, 1)
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+    }
+};
 
 template <> struct wide_product<32> {
     __device__ static void first(float (&x)[4][4], uint64_t a, uint64_t b)
@@ -197,6 +220,17 @@ template <> struct wide_product<64> {
                      "%32, %33, p, 1, 1, 0, 0;}"
                      : FOUR(x, 0), FOUR(x, 1), FOUR(x, 2), FOUR(x, 3), FOUR(x, 4), FOUR(x, 5), FOUR(x, 6), FOUR(x, 7)
                      : "l"(a), "l"(b));
+    }
+
+    __device__ static void first_registers(float (&x)[8][4], const uint32_t (&a)[4], uint64_t b)
+    {
+        asm volatile("{.reg .pred p;\nsetp.ne.b32 p, 0, 0;\n"
+                     "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+                     "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+                     "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, "
+                     "{%32,%33,%34,%35}, %36, p, 1, 1, 1;}"
+                     : FOUR_NEW(x, 0), FOUR_NEW(x, 1), FOUR_NEW(x, 2), FOUR_NEW(x, 3), FOUR_NEW(x, 4), FOUR_NEW(x, 5), FOUR_NEW(x, 6), FOUR_NEW(x, 7)
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
     }
 
     __device__ static void registers(float (&x)[8][4], const uint32_t (&a)[4], uint64_t b)

@@ -1,0 +1,555 @@
+/* Attention inside short segments (windows of the vision tower) in bf16 on Hopper's products of 64 rows, forward and backward.
+ *
+ *     VLA_MASK_FULL, no segment longer than 64 rows, as many kv heads as heads, of at most 80: q, k, v, o, do, gradients [N, ...]
+ *
+ * What kernels/attention_window.cuh does, with a fifth of its instructions for products and with loads that never stop. A unit of work is
+ * a segment of one head; of two or four neighbouring heads when it has at most 32 or 16 rows, row r of the 64 then being row r / H of the
+ * segment and head r % H, so that what a row sees are the columns of its own remainder. Blocks stay: each takes a run of neighbouring
+ * units, as many rows and heads as every other, and asks for the next unit's operands before it computes with those that came. Units
+ * are found in the table of rows as they go by, a segment ahead.
+ *
+ * Backward: p and dS of a unit pass from the team's warps as queries to them as keys over v and k, which nobody needs by then; v is
+ * therefore asked for late, in the middle of the unit before. o is not read: delta = rowsum(p dp). dS has the scale of the scores in it.
+ *
+ * Tiles have 64 rows of 80 columns: a panel of 64 as in kernels/hopper.cuh, and one of 16, whose two 16-byte pieces change places in rows
+ * 4 to 7 of 8 (the 32-byte swizzle). Rows that do not exist, and columns past the head dimension, are zeros. Every sum has a fixed order. */
+#include "kernels/attention_wide.cuh"
+#include "kernels/attention_rows.cuh"
+#include "kernels/hopper.cuh"
+
+namespace {
+
+enum {
+    WIDE_DIM = 80,
+    WIDE_PIECES = WIDE_DIM / 8,
+    TAIL_BYTES = 32,                     /* of a row of the panel of 16 columns */
+    TAIL_AT = TEAM_ROWS * PANEL_BYTES,   /* of that panel in a tile */
+    WIDE_TILE = TAIL_AT + TEAM_ROWS * TAIL_BYTES,
+    WIDE_BLOCKS = 3,                     /* of a multiprocessor */
+    FORWARD_TILES = 2 * 3,               /* q, k, v twice */
+    BACKWARD_TILES = 2 * 3 + 1           /* q, k, do twice, v */
+};
+
+/* Dynamic shared memory of so many tiles, which begin at a multiple of 1024 bytes. */
+constexpr size_t wide_shared(int tiles)
+{
+    return 1024 + (size_t)tiles * WIDE_TILE;
+}
+
+#ifdef VLAI_HOPPER
+
+/* `rows` rows from `row` on, of `heads` heads from `head` on, in tiles of 64 >> shift rows and 1 << shift heads; 0 rows: none.
+ * keys: rows that each sees, all or none. */
+struct wide_unit {
+    int row, rows, keys, head, heads, shift;
+
+    __device__ int query(int r) const
+    {
+        return r >> shift;
+    }
+    __device__ int part(int r) const
+    {
+        return r & ((1 << shift) - 1);
+    }
+    /* Is row r of a tile one of the unit? */
+    __device__ bool has(int r) const
+    {
+        return query(r) < rows && part(r) < heads;
+    }
+    /* All 64 rows see all. */
+    __device__ bool whole() const
+    {
+        return keys == TEAM_ROWS;
+    }
+};
+
+/* A block's units, one after another. A unit's place is the number of rows, times heads, that come before it: a block has those whose
+ * place lies in its share. A row that sees nothing is a segment of its own. */
+struct wide_walk {
+    const int2 *spans;
+    int n, heads;
+    int64_t share_end;
+    int first, end, length, head, shift;
+    bool sees;
+    int2 next; /* of row `end` */
+
+    __device__ int2 span(int row) const
+    {
+        return row < n ? spans[row] : make_int2(row, row);
+    }
+    /* The segment of a row. */
+    __device__ void enter(int row, int2 of)
+    {
+        sees = of.x <= row && of.y > row;
+        first = sees ? max(of.x, 0) : row;
+        end = sees ? min(of.y, n) : row + 1;
+        length = min(end - first, (int)TEAM_ROWS);
+        shift = length <= 16 ? 2 : length <= 32 ? 1 : 0;
+        head = 0;
+        next = span(end);
+    }
+    __device__ void begin(const attention_shape &s)
+    {
+        spans = s.rows;
+        n = (int)s.queries;
+        heads = s.heads;
+        int64_t all = s.queries * s.heads, begin = all * blockIdx.x / gridDim.x;
+        share_end = all * (blockIdx.x + 1) / gridDim.x;
+        int row = (int)(begin / heads);
+        enter(row, span(row));
+        int64_t passed = begin - (int64_t)first * heads; /* of the segment, before the share begins */
+        int step = 1 << shift;
+        head = (int)((passed + length - 1) / length + step - 1) / step * step;
+        if (head >= heads)
+            enter(end, next);
+    }
+    __device__ wide_unit unit() const
+    {
+        bool there = first < n && (int64_t)first * heads + head * length < share_end;
+        return {first, there ? length : 0, sees ? length : 0, head, min(heads - head, 1 << shift), shift};
+    }
+    __device__ void advance()
+    {
+        head += 1 << shift;
+        if (head >= heads)
+            enter(end, next);
+    }
+};
+
+__device__ inline unsigned char *wide_tiles()
+{
+    extern __shared__ unsigned char wide_memory[];
+    uint32_t at = shared_address(wide_memory);
+    return wide_memory + ((at + 1023) / 1024 * 1024 - at);
+}
+
+/* Of a 16-byte piece of a row in a tile. */
+__device__ inline int wide_place(int row, int piece)
+{
+    return piece < 8 ? row * PANEL_BYTES + ((piece ^ row % 8) * 16) : TAIL_AT + row * TAIL_BYTES + (((piece - 8) ^ row / 4 % 2) * 16);
+}
+
+/* Tiles of a unit in the background. from: of the unit's first row and head, of matrices of one stride. A thread has piece i % 8 of every
+ * sixteenth row, and one of the two last pieces of a row. Where nothing is read the address is not looked at. */
+template <int N>
+__device__ inline void wide_load(const wide_unit &unit, unsigned char *const (&to)[N], const bf16 *const (&from)[N], int stride, int dim)
+{
+    int row = threadIdx.x / 8, piece = threadIdx.x % 8, place = wide_place(row, piece), query = unit.query(row), step = 16 >> unit.shift;
+    int offset = query * stride + unit.part(row) * dim + piece * 8;
+    bool there = unit.part(row) < unit.heads && piece * 8 < dim;
+#pragma unroll
+    for (int i = 0; i < TEAM_ROWS / 16; i++) {
+        bool have = there && query + i * step < unit.rows;
+#pragma unroll
+        for (int k = 0; k < N; k++)
+            copy_async<16>(to[k] + place + i * 16 * PANEL_BYTES, from[k] + (offset + i * step * stride), have);
+    }
+    row = threadIdx.x / 2;
+    piece = 8 + threadIdx.x % 2;
+    there = unit.has(row) && piece * 8 < dim;
+    offset = unit.query(row) * stride + unit.part(row) * dim + piece * 8;
+#pragma unroll
+    for (int k = 0; k < N; k++)
+        copy_async<16>(to[k] + wide_place(row, piece), from[k] + offset, there);
+}
+
+/* What came is seen by all threads and by products. */
+__device__ inline void wide_arrived()
+{
+    copy_wait<0>();
+    shared_fence();
+    __syncthreads();
+}
+
+__device__ inline uint64_t wide_tail(const unsigned char *tile)
+{
+    return (uint64_t)(shared_address(tile + TAIL_AT) >> 4) | (uint64_t)1 << 16 | (uint64_t)(8 * TAIL_BYTES >> 4) << 32 | (uint64_t)3 << 62;
+}
+
+/* x [64][64] = a b^T. */
+__device__ inline void wide_scores(float (&x)[8][4], const unsigned char *a, const unsigned char *b)
+{
+    tile_scores<PANEL, TEAM_ROWS>(x, a, b);
+    wide_product<64>::shared(x, wide_tail(a), wide_tail(b));
+}
+
+/* A team's result [64][80]. */
+struct wide_result {
+    float panel[8][4], tail[2][4];
+
+    /* = p b [64][80]. */
+    __device__ void begin(const uint32_t (&p)[4][4], const unsigned char *b)
+    {
+        uint64_t at = tile_descriptor(b, PANEL_BYTES), at_tail = wide_tail(b);
+        product_begin();
+        wide_product<64>::first_registers(panel, p[0], at);
+        wide_product<16>::first_registers(tail, p[0], at_tail);
+#pragma unroll
+        for (int k = 1; k < 4; k++) {
+            wide_product<64>::registers(panel, p[k], at + k * 16 * PANEL_BYTES / 16);
+            wide_product<16>::registers(tail, p[k], at_tail + k * 16 * TAIL_BYTES / 16);
+        }
+        product_end();
+    }
+    __device__ void end()
+    {
+        product_wait<0>();
+        product_take(panel);
+        product_take(tail);
+    }
+};
+
+/* Four 8x8 tiles of bf16 to shared memory; lane l gives the address of row l % 8 of tile l / 8. */
+__device__ inline void store_fragments(unsigned char *row, uint32_t a, uint32_t b, uint32_t c, uint32_t d)
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(shared_address(row)), "r"(a), "r"(b), "r"(c), "r"(d)
+                 : "memory");
+}
+
+struct wide_thread {
+    int warp, lane, g, t;
+
+    __device__ wide_thread()
+    {
+        warp = __shfl_sync(0xFFFFFFFFu, (int)threadIdx.x / WARP, 0);
+        lane = threadIdx.x % WARP;
+        g = lane / 4;
+        t = lane % 4;
+    }
+    __device__ int row(int r) const
+    {
+        return warp * 16 + g + 8 * r;
+    }
+    /* Column 8 j + 2 t + e is seen when 8 j < bound(e). */
+    __device__ int bound(const wide_unit &unit, int e) const
+    {
+        return unit.part(2 * t + e) == unit.part(g) ? (unit.keys << unit.shift) - 2 * t - e : 0;
+    }
+};
+
+/* A warp's rows of an operand of products, columns 0..63, to a tile. */
+__device__ inline void wide_put(unsigned char *tile, const wide_thread &me, const uint32_t (&p)[4][4])
+{
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+        store_fragments(tile + wide_place(me.warp * 16 + me.lane % 16, 2 * k + me.lane / 16), p[k][0], p[k][1], p[k][2], p[k][3]);
+}
+
+/* The same of a tile, transposed: its columns 16 warp.. of all rows. */
+__device__ inline void wide_columns(uint32_t (&p)[4][4], const unsigned char *tile, const wide_thread &me)
+{
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+        load_fragments_transposed(
+            p[k], (const bf16 *)(tile + wide_place(16 * k + me.lane / 16 * 8 + me.lane % 8, 2 * me.warp + me.lane / 8 % 2)));
+}
+
+/* A warp's rows of a result, rounded, as `store_fragments` takes them. */
+__device__ inline void wide_round(uint32_t (&to)[WIDE_PIECES / 2][4], const wide_result &x, float factor0, float factor1)
+{
+#pragma unroll
+    for (int k = 0; k < WIDE_PIECES / 2; k++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float(&of)[4] = k < 4 ? x.panel[(2 * k + i / 2) % 8] : x.tail[i / 2];
+            float factor = i % 2 ? factor1 : factor0;
+            to[k][i] = pack_pair(of[i % 2 * 2] * factor, of[i % 2 * 2 + 1] * factor);
+        }
+}
+
+/* The same to a unit's rows in memory, through the same rows of a tile that nobody else uses by now. */
+__device__ inline void wide_store(bf16 *to, int stride, int dim, const wide_unit &unit, unsigned char *tile, const wide_thread &me,
+                                  const uint32_t (&x)[WIDE_PIECES / 2][4])
+{
+    __syncwarp();
+#pragma unroll
+    for (int k = 0; k < WIDE_PIECES / 2; k++)
+        store_fragments(tile + wide_place(me.warp * 16 + me.lane % 16, 2 * k + me.lane / 16), x[k][0], x[k][1], x[k][2], x[k][3]);
+    __syncwarp();
+    if (!to)
+        return;
+    to += (int64_t)unit.row * stride + (int64_t)unit.head * dim;
+    int row = me.warp * 16 + me.lane / 8, piece = me.lane % 8, step = 4 >> unit.shift;
+    int offset = unit.query(row) * stride + unit.part(row) * dim + piece * 8;
+    bool there = unit.part(row) < unit.heads && piece * 8 < dim;
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        if (there && unit.query(row) + i * step < unit.rows)
+            *reinterpret_cast<uint4 *>(to + offset + i * step * stride) = *reinterpret_cast<const uint4 *>(tile + wide_place(row + 4 * i, piece));
+    row = me.warp * 16 + me.lane / 2;
+    piece = 8 + me.lane % 2;
+    if (unit.has(row) && piece * 8 < dim)
+        *reinterpret_cast<uint4 *>(to + unit.query(row) * stride + unit.part(row) * dim + piece * 8) =
+            *reinterpret_cast<const uint4 *>(tile + wide_place(row, piece));
+}
+
+#endif
+
+/* Forward. */
+__global__ void __launch_bounds__(TEAM, WIDE_BLOCKS)
+    wide_kernel(attention_shape s, const bf16 *q, const bf16 *k, const bf16 *v, bf16 *o, float *lse)
+{
+#ifdef VLAI_HOPPER
+    unsigned char *tiles = wide_tiles();
+    const wide_thread me;
+    float scale = s.scale * LOG2E;
+    auto load = [&](const wide_unit &unit, int n) {
+        unsigned char *stage = tiles + n % 2 * 3 * WIDE_TILE, *const to[3] = {stage, stage + WIDE_TILE, stage + 2 * WIDE_TILE};
+        int64_t at = unit.row * s.q_stride + (int64_t)unit.head * s.dim;
+        const bf16 *const from[3] = {q + at, k + at, v + at};
+        wide_load(unit, to, from, (int)s.q_stride, s.dim);
+        copy_commit();
+    };
+    wide_walk walk;
+    walk.begin(s);
+    wide_unit unit = walk.unit();
+    if (unit.rows)
+        load(unit, 0);
+#pragma unroll 1
+    for (int n = 0; unit.rows; n++) {
+        unsigned char *tile_q = tiles + n % 2 * 3 * WIDE_TILE, *tile_k = tile_q + WIDE_TILE, *tile_v = tile_k + WIDE_TILE;
+        walk.advance();
+        wide_unit next = walk.unit();
+        wide_arrived(); /* and nobody needs the other stage */
+        float x[8][4], top[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
+        product_begin();
+        wide_scores(x, tile_q, tile_k);
+        product_end();
+        if (next.rows)
+            load(next, n + 1);
+        product_wait<0>();
+        product_take(x);
+        if (!unit.whole()) {
+            int bound[2] = {me.bound(unit, 0), me.bound(unit, 1)};
+#pragma unroll
+            for (int j = 0; j < 8; j++)
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    x[j][e] = 8 * j < bound[e % 2] ? x[j][e] : -INFINITY;
+        }
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+#pragma unroll
+            for (int j = 0; j < 8; j++)
+                top[r] = fmaxf(top[r], fmaxf(x[j][2 * r], x[j][2 * r + 1]));
+            top[r] = fmaxf(top[r], __shfl_xor_sync(0xFFFFFFFFu, top[r], 1));
+            top[r] = fmaxf(top[r], __shfl_xor_sync(0xFFFFFFFFu, top[r], 2));
+            top[r] = top[r] == -INFINITY ? 0.0f : top[r] * scale;
+#pragma unroll
+            for (int j = 0; j < 8; j++)
+#pragma unroll
+                for (int e = 2 * r; e < 2 * r + 2; e++) {
+                    x[j][e] = exp2_fast(x[j][e] * scale - top[r]);
+                    sum[r] += x[j][e];
+                }
+        }
+        uint32_t p[4][4];
+        wide_result acc;
+        rows_pack<4>(p, x);
+        product_take(p);
+        acc.begin(p, tile_v);
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            sum[r] += __shfl_xor_sync(0xFFFFFFFFu, sum[r], 1);
+            sum[r] += __shfl_xor_sync(0xFFFFFFFFu, sum[r], 2);
+            int row = me.row(r);
+            if (lse && me.t == 0 && unit.has(row))
+                lse[(int64_t)(unit.row + unit.query(row)) * s.heads + unit.head + unit.part(row)] =
+                    sum[r] > 0 ? (top[r] + log2f(sum[r])) * LN2 : -INFINITY;
+        }
+        __syncthreads(); /* nobody needs q */
+        acc.end();
+        uint32_t rounded[WIDE_PIECES / 2][4];
+        wide_round(rounded, acc, sum[0] > 0 ? __fdividef(1.0f, sum[0]) : 0.0f, sum[1] > 0 ? __fdividef(1.0f, sum[1]) : 0.0f);
+        wide_store(o, (int)s.o_stride, s.dim, unit, tile_q, me, rounded);
+        unit = next;
+    }
+#endif
+}
+
+/* Backward; dq, dk, dv: any may be NULL. */
+__global__ void __launch_bounds__(TEAM, WIDE_BLOCKS)
+    wide_grad_kernel(attention_shape s, const bf16 *dy, const bf16 *q, const bf16 *k, const bf16 *v, const float *lse, bf16 *dq, bf16 *dk,
+                     bf16 *dv)
+{
+#ifdef VLAI_HOPPER
+    unsigned char *tiles = wide_tiles(), *tile_v = tiles + 2 * 3 * WIDE_TILE;
+    const wide_thread me;
+    float scale = s.scale * LOG2E, power[2]; /* lse of the thread's rows, in powers of 2; infinite for rows that do not exist: p = 0 */
+    auto fetch = [&](const wide_unit &unit, int r) {
+        int row = me.row(r);
+        return unit.has(row) ? lse[(int64_t)(unit.row + unit.query(row)) * s.heads + unit.head + unit.part(row)] : INFINITY;
+    };
+    auto load = [&](const wide_unit &unit, int n) {
+        unsigned char *stage = tiles + n % 2 * 3 * WIDE_TILE, *const to[2] = {stage, stage + WIDE_TILE}, *const to_dy[1] = {stage + 2 * WIDE_TILE};
+        int64_t at = unit.row * s.q_stride + (int64_t)unit.head * s.dim;
+        const bf16 *const from[2] = {q + at, k + at}, *const from_dy[1] = {dy + unit.row * s.o_stride + (int64_t)unit.head * s.dim};
+        wide_load(unit, to, from, (int)s.q_stride, s.dim);
+        wide_load(unit, to_dy, from_dy, (int)s.o_stride, s.dim);
+        copy_commit();
+    };
+    auto load_v = [&](const wide_unit &unit) {
+        unsigned char *const to[1] = {tile_v};
+        const bf16 *const from[1] = {v + unit.row * s.kv_stride + (int64_t)unit.head * s.dim};
+        wide_load(unit, to, from, (int)s.kv_stride, s.dim);
+        copy_commit();
+    };
+    wide_walk walk;
+    walk.begin(s);
+    wide_unit unit = walk.unit();
+    float ahead[2];
+    if (unit.rows) {
+        load(unit, 0);
+        load_v(unit);
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+        ahead[r] = unit.rows ? fetch(unit, r) : 0.0f;
+#pragma unroll 1
+    for (int n = 0; unit.rows; n++) {
+        unsigned char *tile_q = tiles + n % 2 * 3 * WIDE_TILE, *tile_k = tile_q + WIDE_TILE, *tile_dy = tile_k + WIDE_TILE;
+        walk.advance();
+        wide_unit next = walk.unit();
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+            power[r] = ahead[r] * LOG2E;
+        wide_arrived(); /* and nobody needs the other stage */
+        float x[8][4], dp[8][4], mean[2] = {0, 0};
+        product_begin();
+        wide_scores(x, tile_q, tile_k);
+        product_end();
+        wide_scores(dp, tile_dy, tile_v);
+        product_end();
+        if (next.rows) {
+            load(next, n + 1);
+#pragma unroll
+            for (int r = 0; r < 2; r++)
+                ahead[r] = fetch(next, r);
+        }
+        product_wait<1>();
+        product_take(x);
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                x[j][e] = exp2_fast(x[j][e] * scale - power[e / 2]);
+        if (!unit.whole()) {
+            int bound[2] = {me.bound(unit, 0), me.bound(unit, 1)};
+#pragma unroll
+            for (int j = 0; j < 8; j++)
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    x[j][e] = 8 * j < bound[e % 2] ? x[j][e] : 0.0f;
+        }
+        product_wait<0>();
+        product_take(dp);
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                mean[e / 2] += x[j][e] * dp[j][e];
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            mean[r] += __shfl_xor_sync(0xFFFFFFFFu, mean[r], 1);
+            mean[r] += __shfl_xor_sync(0xFFFFFFFFu, mean[r], 2);
+            mean[r] *= s.scale;
+        }
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                dp[j][e] = x[j][e] * (dp[j][e] * s.scale - mean[e / 2]);
+        uint32_t p[4][4], ds[4][4];
+        rows_pack<4>(p, x);
+        rows_pack<4>(ds, dp);
+        product_take(ds);
+        wide_result acc_q, acc_k, acc_v;
+        acc_q.begin(ds, tile_k);
+        acc_q.end();
+        uint32_t rounded[WIDE_PIECES / 2][4];
+        wide_round(rounded, acc_q, 1.0f, 1.0f);
+        __syncthreads(); /* nobody needs k and v */
+        wide_put(tile_v, me, p);
+        wide_put(tile_k, me, ds);
+        __syncthreads();
+        wide_columns(p, tile_v, me);
+        wide_columns(ds, tile_k, me);
+        product_take(p);
+        product_take(ds);
+        acc_v.begin(p, tile_dy);
+        __syncthreads(); /* nobody needs p and dS */
+        if (next.rows)
+            load_v(next);
+        wide_store(dq, (int)s.dq_stride, s.dim, unit, tile_k, me, rounded);
+        acc_v.end();
+        wide_round(rounded, acc_v, 1.0f, 1.0f);
+        acc_k.begin(ds, tile_q);
+        wide_store(dv, (int)s.dkv_stride, s.dim, unit, tile_k, me, rounded);
+        acc_k.end();
+        wide_round(rounded, acc_k, 1.0f, 1.0f);
+        wide_store(dk, (int)s.dkv_stride, s.dim, unit, tile_k, me, rounded);
+        unit = next;
+    }
+#endif
+}
+
+/* Whether the code was compiled for the device: kernels without it take few registers. */
+bool compiled()
+{
+    static const bool there = [] {
+        cudaFuncAttributes a;
+        if (cudaFuncGetAttributes(&a, wide_grad_kernel) == cudaSuccess)
+            return a.numRegs > 64;
+        cudaGetLastError();
+        return false;
+    }();
+    return there;
+}
+
+/* As many blocks as run at once, where there are two full units for each. */
+int wide_grid(const attention_shape &s, unsigned *blocks)
+{
+    int device = 0, processors = 0, status = (int)cudaGetDevice(&device);
+    if (!status)
+        status = (int)cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+    *blocks = min((unsigned)(processors * WIDE_BLOCKS), blocks_for(s.queries * s.heads, 2 * TEAM_ROWS));
+    return status;
+}
+
+} // namespace
+
+bool attention_wide_fits(const attention_task &t)
+{
+    const attention_shape &s = t.shape;
+    return t.dtype == VLA_BF16 && t.mask == VLA_MASK_FULL && t.longest > 0 && t.longest <= TEAM_ROWS && s.queries == s.keys &&
+           s.queries < MOST_STREAM_ROWS && s.group == 1 && s.q_stride == s.kv_stride && s.dim <= WIDE_DIM && s.vector && s.scale > 0 && compiled();
+}
+
+int attention_wide_forward(const attention_task &t)
+{
+    unsigned blocks;
+    int status = wide_grid(t.shape, &blocks);
+    if (!status)
+        status = allow_ring(wide_kernel, wide_shared(FORWARD_TILES));
+    if (status)
+        return status;
+    wide_kernel<<<blocks, TEAM, wide_shared(FORWARD_TILES), t.stream>>>(t.shape, (const bf16 *)t.q, (const bf16 *)t.k, (const bf16 *)t.v,
+                                                                      (bf16 *)t.o, t.lse);
+    return launched();
+}
+
+int attention_wide_backward(const attention_task &t)
+{
+    unsigned blocks;
+    if (!t.shape.queries)
+        return 0;
+    int status = wide_grid(t.shape, &blocks);
+    if (!status)
+        status = allow_ring(wide_grad_kernel, wide_shared(BACKWARD_TILES));
+    if (status)
+        return status;
+    wide_grad_kernel<<<blocks, TEAM, wide_shared(BACKWARD_TILES), t.stream>>>(t.shape, (const bf16 *)t.dy, (const bf16 *)t.q, (const bf16 *)t.k,
+                                                                            (const bf16 *)t.v, t.lse, (bf16 *)t.dq, (bf16 *)t.dk,
+                                                                            (bf16 *)t.dv);
+    return launched();
+}
