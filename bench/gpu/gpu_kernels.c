@@ -2,6 +2,8 @@
  * 18 x 18 patches each).
  *
  *     gpu_kernels [NAME...]        only the operations named
+ *     gpu_kernels --ways [NAME...] those that have several kernels (kernels/ways.h), each of them: also whether two runs give the same
+ *                                  bits, and the largest difference from way 0 in parts of a result's largest value
  *
  * One line per case: time of a launch in a captured replay, median of 20; bytes moved (every operand and result once); the
  * share of two copies that this program measures in the same way: the fastest copy of 1 GiB, and a copy of as many bytes as
@@ -12,6 +14,7 @@
 #include "base/order.h"
 #include "kernels/cuda.h"
 #include "kernels/device.h"
+#include "kernels/ways.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -47,7 +50,7 @@ static void *stream;
 static double copy_rate; /* bytes per second */
 static char *pool;
 static size_t pool_used;
-static int multiprocessors, argc_;
+static int multiprocessors, argc_, all_ways;
 static char **argv_;
 
 static void must(int code, const char *what)
@@ -165,25 +168,34 @@ static double replayed(const bench *b, const vlai_cuda_call *calls, int sets)
     return seconds[REPEATS / 2];
 }
 
-static double time_of(const bench *b, double *bytes)
+/* A node of the case, and its workspace. */
+static vlai_node node_of(const bench *b, size_t *workspace)
 {
     vlai_value_info values[VLAI_MAX_INPUTS] = {0};
     vlai_node node = {.op = b->op, .n_inputs = (int8_t)b->n_in, .n_outputs = (int8_t)b->n_out, .attrs = b->attrs};
     vla_graph graph = {.values = values, .n_values = (size_t)b->n_in};
-    double set = 0;
     for (int k = 0; k < b->n_in; k++) {
         values[k] = (vlai_value_info){.dtype = b->in[k].dtype, .rank = b->in[k].cols ? 2 : 1, .shape = {b->in[k].rows, b->in[k].cols},
                                       .elements = elements_of(&b->in[k])};
         node.inputs[k] = k;
-        set += (double)elements_of(&b->in[k]) * (double)vla_dtype_size(b->in[k].dtype);
     }
+    *workspace = b->workspace(&graph, &node);
+    return node;
+}
+
+static double time_of(const bench *b, double *bytes)
+{
+    size_t wanted;
+    vlai_node node = node_of(b, &wanted);
+    double set = 0;
+    for (int k = 0; k < b->n_in; k++)
+        set += (double)elements_of(&b->in[k]) * (double)vla_dtype_size(b->in[k].dtype);
     for (int k = 0; k < b->n_out; k++)
         set += (double)elements_of(&b->out[k]) * (double)vla_dtype_size(b->out[k].dtype);
     int sets = (int)(SET_BYTES / (set + 1)) + 1;
     sets = sets < SETS ? sets : SETS;
     static vlai_cuda_call calls[SETS];
     pool_used = 0;
-    size_t wanted = b->workspace(&graph, &node);
     void *workspace = take(wanted);
     for (int s = 0; s < sets; s++) {
         calls[s] = (vlai_cuda_call){.node = &node, .stream = stream, .workspace = workspace, .workspace_bytes = wanted,
@@ -218,6 +230,90 @@ static double copy_seconds(double bytes)
     return best;
 }
 
+static void report(const bench *b, const char *end)
+{
+    double bytes, seconds = time_of(b, &bytes);
+    printf("%-21s %-34s %9.1f us %8.1f MB %7.0f GB/s", b->name, b->note, seconds * 1e6, bytes / 1e6, bytes / seconds / 1e9);
+    printf("  %.2f of copy, %.2f of a copy of its size", bytes / seconds / copy_rate, copy_seconds(bytes) / seconds);
+    if (b->flops > 0)
+        printf("  %.0f TFLOP/s", b->flops / seconds / 1e12);
+    printf("%s", end);
+    fflush(stdout);
+}
+
+/* The results of one launch over operands that are filled anew. */
+static void results_of(const bench *b, void **results)
+{
+    size_t wanted;
+    double bytes = 0;
+    vlai_node node = node_of(b, &wanted);
+    pool_used = 0;
+    vlai_cuda_call call = {.node = &node, .stream = stream, .workspace = take(wanted), .workspace_bytes = wanted, .multiprocessors = multiprocessors};
+    for (int k = 0; k < b->n_in; k++)
+        call.in[k] = tensor_of(&b->in[k], NULL, &bytes);
+    for (int k = 0; k < b->n_out; k++)
+        call.out[k] = tensor_of(&b->out[k], NULL, &bytes);
+    if (b->in_place)
+        call.out[0].data = call.in[0].data;
+    MUST(b->run(&call));
+    for (int k = 0; k < b->n_out; k++)
+        MUST(vlai_device_download(results[k], call.out[k].data, (size_t)call.out[k].elements * vla_dtype_size(call.out[k].dtype), stream));
+    MUST(vlai_device_synchronize(stream));
+}
+
+static double element(const shape *s, const void *data, int64_t i)
+{
+    return s->dtype == VLA_BF16 ? (double)vlai_bf16_to_float(((const uint16_t *)data)[i]) : (double)((const float *)data)[i];
+}
+
+/* Each result's largest difference, in parts of its largest value. */
+static void differences(const bench *b, void **one, void **other)
+{
+    for (int k = 0; k < b->n_out; k++) {
+        double most = 0, difference = 0;
+        for (int64_t i = 0; i < elements_of(&b->out[k]); i++) {
+            double x = element(&b->out[k], one[k], i), y = element(&b->out[k], other[k], i);
+            most = fmax(most, fabs(x));
+            difference = fmax(difference, isnan(x) || isnan(y) ? INFINITY : fabs(x - y));
+        }
+        printf("%s%.1e", k ? ", " : "  off by ", difference / most);
+    }
+}
+
+/* Each of `n` kernels for it. */
+static void run_ways(const bench *b, int *way, int n)
+{
+    void *first[VLAI_MAX_OUTPUTS], *now[VLAI_MAX_OUTPUTS], *again[VLAI_MAX_OUTPUTS];
+    for (int k = 0; k < b->n_out; k++) {
+        size_t bytes = (size_t)elements_of(&b->out[k]) * vla_dtype_size(b->out[k].dtype);
+        first[k] = vlai_alloc(bytes);
+        now[k] = vlai_alloc(bytes);
+        again[k] = vlai_alloc(bytes);
+        if (!first[k] || !now[k] || !again[k])
+            exit(1);
+    }
+    int before = *way;
+    for (int i = 0; i < n; i++) {
+        bool same = true;
+        *way = i;
+        printf("way %d ", i);
+        report(b, "");
+        results_of(b, i ? now : first);
+        results_of(b, again);
+        for (int k = 0; k < b->n_out; k++)
+            same &= !memcmp(i ? now[k] : first[k], again[k], (size_t)elements_of(&b->out[k]) * vla_dtype_size(b->out[k].dtype));
+        if (i)
+            differences(b, first, now);
+        printf("%s\n", same ? "" : "  TWO RUNS DIFFER");
+    }
+    *way = before;
+    for (int k = 0; k < b->n_out; k++) {
+        vlai_free(first[k]);
+        vlai_free(now[k]);
+        vlai_free(again[k]);
+    }
+}
+
 static void run(bench b)
 {
     int wanted = argc_ < 2;
@@ -225,13 +321,21 @@ static void run(bench b)
         wanted |= !strcmp(argv_[i], b.name);
     if (!wanted)
         return;
-    double bytes, seconds = time_of(&b, &bytes);
-    printf("%-21s %-34s %9.1f us %8.1f MB %7.0f GB/s", b.name, b.note, seconds * 1e6, bytes / 1e6, bytes / seconds / 1e9);
-    printf("  %.2f of copy, %.2f of a copy of its size", bytes / seconds / copy_rate, copy_seconds(bytes) / seconds);
-    if (b.flops > 0)
-        printf("  %.0f TFLOP/s", b.flops / seconds / 1e12);
-    printf("\n");
-    fflush(stdout);
+    if (!all_ways) {
+        report(&b, "\n");
+        return;
+    }
+    if (b.op == VLAI_OP_gelu || b.op == VLAI_OP_gelu_grad)
+        run_ways(&b, &vlai_cuda_way.gelu, VLAI_WAYS_GELU);
+    for (int totals = 0; totals < VLAI_WAYS_TOTALS; totals++) {
+        vlai_cuda_way.totals = totals;
+        if (b.op == VLAI_OP_rms_norm_backward || b.op == VLAI_OP_qkv_rope_grad) {
+            printf("totals %d\n", totals);
+            run_ways(&b, b.op == VLAI_OP_qkv_rope_grad ? &vlai_cuda_way.rope_sums : &vlai_cuda_way.norm_backward,
+                     b.op == VLAI_OP_qkv_rope_grad ? VLAI_WAYS_ROPE_SUMS : VLAI_WAYS_NORM_BACKWARD);
+        }
+    }
+    vlai_cuda_way.totals = 0;
 }
 
 #define COUNT(...) (int)(sizeof((shape[]){__VA_ARGS__}) / sizeof(shape))
@@ -289,8 +393,9 @@ enum { TOKENS = 6784, EXPERT = 260, ROWS = TOKENS + EXPERT, WIDTH = 2048, GATES 
 int main(int argc, char **argv)
 {
     vlai_device_info info = {0};
-    argc_ = argc;
-    argv_ = argv;
+    all_ways = argc > 1 && !strcmp(argv[1], "--ways");
+    argc_ = argc - all_ways;
+    argv_ = argv + all_ways;
     MUST(vlai_device_select(0, &info));
     MUST(vlai_device_stream_create(&stream));
     multiprocessors = info.multiprocessors;
@@ -342,6 +447,11 @@ int main(int argc, char **argv)
     NORM_BACKWARD("[16848,1280] and y, bf16", again, PATCHES, VISION, H, H(PATCHES, VISION));
     vlai_attrs again_summed = {.norm = {.eps = 1e-6, .dtype = VLA_BF16, .sums = VLA_BF16, .again = 1}};
     NORM_BACKWARD("[16848,1280], y and sums, bf16", again_summed, PATCHES, VISION, H, H(PATCHES, VISION), H(VISION, 0));
+    vlai_attrs norm_summed = {.norm = {.eps = 1e-6, .dtype = VLA_BF16, .sums = VLA_BF16}};
+    RUN(rms_norm_backward, "[16848,1280] and sums, bf16", .attrs = norm_summed, IN(H(PATCHES, VISION), H(PATCHES, VISION), F(PATCHES, 0), H(VISION, 0), H(PATCHES, VISION)),
+        OUT(H(PATCHES, VISION), H(VISION, 0), H(VISION, 0)));
+    RUN(rms_norm_backward, "[260,1024] bf16, fp32 w", .attrs = norm, IN(H(EXPERT, 1024), H(EXPERT, 1024), F(EXPERT, 0), F(1024, 0), H(EXPERT, 1024)),
+        OUT(H(EXPERT, 1024), F(1024, 0)));
     NORM_BACKWARD("[260,1024] and y, bf16, fp32 w", again, EXPERT, 1024, F, H(EXPERT, 1024));
     RUN(rms_norm_backward, "[6784,2048] bf16, fp32 w", .attrs = norm, IN(H(TOKENS, WIDTH), H(TOKENS, WIDTH), F(TOKENS, 0), F(WIDTH, 0), H(TOKENS, WIDTH)),
         OUT(H(TOKENS, WIDTH), F(WIDTH, 0)));

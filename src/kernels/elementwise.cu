@@ -123,20 +123,40 @@ template <bool FAST> struct silu_grad_op {
     __device__ float operator()(float dy, float x) const { return dy * silu_slope<FAST>(x); }
 };
 
-/* Phi(x), the normal distribution function. */
-__device__ inline float phi(float x)
+/* Phi(x), the normal distribution function, and e = exp(-x^2 / 2). FAST, for values that are stored as bf16: Phi(-a) = e t P(t), t = 1 / (1 +
+ * 0.362 a), P of degree 6 fitted by least squares of relative errors over 0 <= a <= 14: off by 8e-7 of Phi(-a), 3e-6 in fp32. */
+template <bool FAST> __device__ inline float phi(float x, float &e)
 {
-    return 0.5f * (1.0f + erff(x * 0.70710678118654752440f));
+    if constexpr (FAST) {
+        float t = __fdividef(1.0f, 1.0f + 0.362f * fabsf(x)), p = 0.04793756f;
+        e = exp2f(x * x * -0.72134752f);
+        p = p * t - 0.18000723f;
+        p = p * t + 0.17661399f;
+        p = p * t + 0.0288337f;
+        p = p * t + 0.13942889f;
+        p = p * t + 0.14268945f;
+        p = p * t + 0.1445039f;
+        p = p * t * e;
+        return x < 0 ? p : 1.0f - p;
+    } else {
+        e = expf(-0.5f * x * x);
+        return 0.5f * (1.0f + erff(x * 0.70710678118654752440f));
+    }
 }
 
-struct gelu_op {
-    __device__ float operator()(float x) const { return x * phi(x); }
+template <bool FAST> struct gelu_op {
+    __device__ float operator()(float x) const
+    {
+        float e;
+        return x * phi<FAST>(x, e);
+    }
 };
-struct gelu_grad_op {
+template <bool FAST> struct gelu_grad_op {
     /* Phi(x) + x phi(x), phi the normal density: 0.39894228 = 1/sqrt(2 pi). */
     __device__ float operator()(float dy, float x) const
     {
-        return dy * (phi(x) + x * (0.39894228040143267794f * expf(-0.5f * x * x)));
+        float e, whole = phi<FAST>(x, e);
+        return dy * (whole + x * (0.39894228040143267794f * e));
     }
 };
 
@@ -391,14 +411,14 @@ __global__ void __launch_bounds__(THREADS) fill_kernel(Y *y, int64_t n, float va
 BINARY(add, add_op{})
 BINARY(sub, sub_op{})
 BINARY(mul, mul_op{})
-BINARY(gelu_grad, gelu_grad_op{})
 UNARY(scale, scale_op{(float)call->node->attrs.fill.value})
-UNARY(gelu, gelu_op{})
 MOVE(cast)
 MOVE(stop_gradient)
 MOVE(reshape)
 MOVE(copy)
 NO_WORKSPACE(accumulate)
+NO_WORKSPACE(gelu)
+NO_WORKSPACE(gelu_grad)
 NO_WORKSPACE(silu)
 NO_WORKSPACE(silu_grad)
 NO_WORKSPACE(swiglu)
@@ -414,6 +434,19 @@ extern "C" int vlai_cuda_silu_grad(const vlai_cuda_call *call)
 {
     return call->out[0].dtype == VLA_BF16 ? binary(call, silu_grad_op<true>{}, call->in[0], call->in[1], call->out[0])
                                            : binary(call, silu_grad_op<false>{}, call->in[0], call->in[1], call->out[0]);
+}
+
+extern "C" int vlai_cuda_gelu(const vlai_cuda_call *call)
+{
+    bool fast = vlai_cuda_way.gelu && call->out[0].dtype == VLA_BF16;
+    return fast ? unary(call, gelu_op<true>{}) : unary(call, gelu_op<false>{});
+}
+
+extern "C" int vlai_cuda_gelu_grad(const vlai_cuda_call *call)
+{
+    bool fast = vlai_cuda_way.gelu && call->out[0].dtype == VLA_BF16;
+    return fast ? binary(call, gelu_grad_op<true>{}, call->in[0], call->in[1], call->out[0])
+                : binary(call, gelu_grad_op<false>{}, call->in[0], call->in[1], call->out[0]);
 }
 
 /* in[0] += in[1], in place. */

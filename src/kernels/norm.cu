@@ -18,6 +18,7 @@
  * backward with y 40 us (45 when rows were loaded ahead to registers) and 63 us (67), with sums too 64 us (61): 1.1 of a copy as long. */
 #include "kernels/async.cuh"
 #include "kernels/columns.cuh"
+#include "kernels/norm_rows.cuh"
 
 namespace {
 
@@ -571,6 +572,48 @@ static int norm_backward_apart(const vlai_cuda_call *call, const vlai_cuda_tenso
     return status ? status : sums_apart(call);
 }
 
+/* Whether this device copies rows by itself (9.0 on). */
+static bool has_copy_engine()
+{
+    int device = 0, major = 0;
+    return !cudaGetDevice(&device) && !cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) && major >= 9;
+}
+
+/* By a warp per row, where there is a kernel for such rows and this device has room for it. */
+static int norm_backward_rows(const vlai_cuda_call *call, const vlai_cuda_tensor &dw, const vlai_cuda_tensor &y, const vlai_cuda_tensor &sums,
+                              bool *done)
+{
+    const vlai_cuda_tensor &dy = call->in[0], &x = call->in[1], &w = call->in[3], &add = call->in[4], &dx = call->out[0];
+    int64_t rows = rows_of(x), cols = cols_of(x), blocks = 0;
+    float *partial = (float *)call->workspace, *partial_sums = nullptr;
+    int status = 0;
+    *done = false;
+    if (vlai_cuda_way.norm_backward == 0 || dy.dtype != VLA_BF16 || x.dtype != VLA_BF16 || rows > INT32_MAX / 64)
+        return 0;
+    with_norm_shape(vlai_cuda_way.norm_backward, cols, [&](auto shape) {
+        using S = decltype(shape);
+        blocks = norm_rows_blocks<S>(rows);
+        partial_sums = partial + (dw.data ? blocks * cols : 0);
+        status = with_type(w.data ? w.dtype : x.dtype, [&](auto tw) {
+            using W = typename decltype(tw)::is;
+            auto launch = [&](auto with_sums) {
+                auto kernel = norm_rows_kernel<W, S, decltype(with_sums)::value>;
+                if ((S::ENGINE && !has_copy_engine()) || allow_ring(kernel, S::BYTES)) {
+                    (void)cudaGetLastError();
+                    return 0;
+                }
+                kernel<<<(unsigned)blocks, S::WARPS * WARP, S::BYTES, stream_of(call)>>>(
+                    (const bf16 *)dy.data, (const bf16 *)x.data, (const float *)call->in[2].data, (const W *)w.data, (const bf16 *)add.data,
+                    (bf16 *)dx.data, (bf16 *)y.data, dw.data ? partial : nullptr, partial_sums, (int)rows);
+                *done = true;
+                return launched();
+            };
+            return sums.data ? launch(std::true_type{}) : launch(std::false_type{});
+        });
+    });
+    return status || !*done ? status : column_total_2(call, dw, partial, blocks, sums, partial_sums, blocks, cols);
+}
+
 extern "C" int vlai_cuda_rms_norm_backward(const vlai_cuda_call *call)
 {
     const vlai_cuda_tensor &dy = call->in[0], &x = call->in[1], &w = call->in[3], &add = call->in[4], &dx = call->out[0];
@@ -581,8 +624,11 @@ extern "C" int vlai_cuda_rms_norm_backward(const vlai_cuda_call *call)
         return norm_backward_apart(call, dw, y);
     if (dx.dtype != x.dtype || (add.data && add.dtype != x.dtype) || (y.data && y.dtype != x.dtype))
         return (int)cudaErrorInvalidValue;
-    float *partial = (float *)call->workspace, *partial_sums = partial + (dw.data ? blocks * cols : 0);
     bool fused = false;
+    int by_rows = norm_backward_rows(call, dw, y, sums, &fused);
+    if (by_rows || fused)
+        return by_rows;
+    float *partial = (float *)call->workspace, *partial_sums = partial + (dw.data ? blocks * cols : 0);
     int status = with_types(dy.dtype, x.dtype, w.data ? w.dtype : x.dtype, [&](auto td, auto tx, auto tw) {
         using D = typename decltype(td)::is;
         using X = typename decltype(tx)::is;

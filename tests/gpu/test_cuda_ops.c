@@ -6,6 +6,7 @@
 #include "gpu/cuda_test.h"
 
 #include "base/time.h"
+#include "kernels/ways.h"
 #include "vendor/cublaslt.h"
 
 static const vla_dtype REAL[2] = {VLA_BF16, VLA_F32};
@@ -264,6 +265,41 @@ static void rope(void)
                     }
         }
     }
+}
+
+/* Every kernel among which launchers may choose (kernels/ways.h). */
+static void ways(void)
+{
+    vlai_cuda_ways before = vlai_cuda_way;
+    for (int way = 0; way < VLAI_WAYS_NORM_BACKWARD; way++) {
+        vlai_cuda_way = (vlai_cuda_ways){.norm_backward = way, .totals = way % 2};
+        EACH_TYPE(w) {
+            EACH(int64_t, rows, 1, 5, 35)
+                EACH(int64_t, cols, 1024, 1280, 2048)
+                    norm_backward(rows, cols, VLA_BF16, w, 1);
+            norm_backward(2801, 1280, VLA_BF16, w, 3); /* more rows than a multiprocessor has under way */
+            norm_backward(2002, 2048, VLA_BF16, w, 3);
+            norm_backward(1901, 1024, VLA_BF16, w, 3);
+        }
+    }
+    for (int way = 0; way < VLAI_WAYS_ROPE_SUMS; way++) {
+        vlai_cuda_way = (vlai_cuda_ways){.rope_sums = way, .totals = way % 2};
+        EACH_TYPE(table) {
+            packed_rope(VLA_BF16, table, 37, 5, 80, 3, 80);
+            packed_rope(VLA_BF16, table, 9, 0, 80, 1, 0);
+            packed_rope(VLA_BF16, table, 0, 1, 128, 2, 16);
+            packed_rope(VLA_BF16, table, 500, 70, 128, 6, 256);
+            packed_rope(VLA_BF16, table, 1201, 83, 80, 32, 1280);
+            packed_rope(VLA_BF16, table, 2700, 500, 80, 2, 80); /* more rows than a block has under way */
+        }
+    }
+    vlai_cuda_way = (vlai_cuda_ways){.gelu = 1};
+    EACH(int64_t, n, 1, 4099)
+        EACH_TYPE(b) {
+            CHECK(gelu, none, relative(4e-6), OPERANDS(reals_of(b, 5, SHAPE1(n))), RESULTS(result(VLA_BF16, SHAPE1(n))));
+            CHECK(gelu_grad, none, relative(4e-6), OPERANDS(reals(b, SHAPE1(n)), reals_of(b, 5, SHAPE1(n))), RESULTS(result(VLA_BF16, SHAPE1(n))));
+        }
+    vlai_cuda_way = before;
 }
 
 /* Different numbers below n in random order. */
@@ -732,7 +768,7 @@ static void tell_family(const char *name)
 
 int main(int argc, char **argv)
 {
-    static const test_part families[] = {{"elementwise", elementwise}, {"norm", norm},   {"rope", rope},   {"rows", rows},           {"reduce", reduce},
+    static const test_part families[] = {{"elementwise", elementwise}, {"norm", norm},   {"rope", rope},   {"ways", ways}, {"rows", rows},           {"reduce", reduce},
                     {"loss", loss},               {"image", image}, {"optim", optim}, {"attention", attention}, {"matmul", matmul}, {"chain", chain}};
     enum { FAMILIES = sizeof families / sizeof *families };
     int count = 0, code;
