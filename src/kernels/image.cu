@@ -15,10 +15,12 @@ struct normalisation {
     float mean[3], deviation[3];
 };
 
-template <class Y, int V>
+/* SIDE, TEMPORAL: where they are known when this is compiled, so that nothing is divided by; else 0. */
+template <class Y, int V, int SIDE, int TEMPORAL>
 __global__ void __launch_bounds__(PATCH_THREADS)
-    patchify_kernel(const uint8_t *pixels, int64_t bytes, const int32_t *patches, Y *y, int side, int temporal, normalisation to)
+    patchify_kernel(const uint8_t *pixels, int64_t bytes, const int32_t *patches, Y *y, int any_side, int any_temporal, normalisation to)
 {
+    int side = SIDE ? SIDE : any_side, temporal = TEMPORAL ? TEMPORAL : any_temporal;
     extern __shared__ float frame[]; /* [3][side][side] */
     int area = side * side, cols = 3 * temporal * area;
     int64_t first = patches[3 * (int64_t)blockIdx.x], stride = patches[3 * (int64_t)blockIdx.x + 1];
@@ -71,13 +73,17 @@ extern "C" int vlai_cuda_patchify(const vlai_cuda_call *call)
         return (int)cudaErrorInvalidValue;
     return with_type(y.dtype, [&](auto ty) {
         using Y = typename decltype(ty)::is;
-        auto launch = [&](auto v) {
+        auto launch = [&](auto v, auto known_side, auto known_temporal) {
             constexpr int V = decltype(v)::value;
-            patchify_kernel<Y, V><<<(unsigned)rows_of(y), PATCH_THREADS, shared, stream_of(call)>>>(
+            patchify_kernel<Y, V, decltype(known_side)::value, decltype(known_temporal)::value><<<(unsigned)rows_of(y), PATCH_THREADS, shared, stream_of(call)>>>(
                 (const uint8_t *)pixels.data, pixels.elements, (const int32_t *)patches.data, (Y *)y.data, side, options->temporal, to);
             return launched();
         };
         bool vector = cols_of(y) % 8 == 0 && aligned(y.data);
-        return vector ? launch(std::integral_constant<int, 8>{}) : launch(std::integral_constant<int, 1>{});
+        using std::integral_constant;
+        integral_constant<int, 0> any;
+        if (vector && side == 14 && options->temporal == 2) /* Qwen2.5-VL's */
+            return launch(integral_constant<int, 8>{}, integral_constant<int, 14>{}, integral_constant<int, 2>{});
+        return vector ? launch(integral_constant<int, 8>{}, any, any) : launch(integral_constant<int, 1>{}, any, any);
     });
 }

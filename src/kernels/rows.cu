@@ -276,24 +276,48 @@ __device__ inline int32_t key_of(int32_t index, int32_t rows, int64_t skip)
     return index < 0 || index >= rows || index == skip ? rows : index;
 }
 
-enum { RANKED = 32, PARTS = THREADS / RANKED, RANK_TILE = 4096 };
+enum { RANKED = 32, PARTS = THREADS / RANKED, RANK_TILE = 4096, RANK_LOADS = RANK_TILE / THREADS };
 
-/* The place of each row is the number of rows that come before it: a block counts for 32 rows, a warp over an eighth of the others. */
+/* How many of the keys [begin, end), multiples of 4, are less than `key`. */
+__device__ inline int32_t count_less(const int32_t *keys, int32_t begin, int32_t end, int32_t key)
+{
+    int32_t less = 0;
+#pragma unroll 4
+    for (int32_t i = begin; i < end; i += 4) {
+        int4 k = *(const int4 *)(keys + i);
+        less += (k.x < key) + (k.y < key) + (k.z < key) + (k.w < key);
+    }
+    return less;
+}
+
+/* The place of each row is the number of rows that come before it: a block counts for 32 rows, a warp over an eighth of the others:
+ * those before the block's rows count if their index is not greater, those behind them if it is less. */
 __global__ void __launch_bounds__(THREADS) rank_kernel(const int32_t *index, scatter_space to, int32_t n, int32_t rows, int64_t skip)
 {
-    __shared__ int32_t keys[RANK_TILE], before[PARTS][RANKED];
-    int32_t lane = threadIdx.x % RANKED, part = threadIdx.x / RANKED, mine = (int32_t)(blockIdx.x * RANKED) + lane;
+    __shared__ __align__(16) int32_t keys[RANK_TILE];
+    __shared__ int32_t before[PARTS][RANKED];
+    int32_t lane = threadIdx.x % RANKED, part = threadIdx.x / RANKED, base = (int32_t)(blockIdx.x * RANKED), mine = base + lane;
     int32_t key = mine < n ? key_of(index[mine], rows, skip) : rows, place = 0;
     for (int32_t first = 0; first < n; first += RANK_TILE) {
-        int32_t count = n - first < RANK_TILE ? n - first : (int32_t)RANK_TILE;
+        int32_t tile[RANK_LOADS];
+#pragma unroll
+        for (int k = 0; k < RANK_LOADS; k++) { /* all under way at once; past the last a key that is greater than any */
+            int32_t i = first + k * THREADS + (int32_t)threadIdx.x;
+            tile[k] = i < n ? key_of(index[i], rows, skip) : INT32_MAX;
+        }
         __syncthreads();
-        for (int32_t i = threadIdx.x; i < count; i += THREADS)
-            keys[i] = key_of(index[first + i], rows, skip);
+#pragma unroll
+        for (int k = 0; k < RANK_LOADS; k++)
+            keys[k * THREADS + threadIdx.x] = tile[k];
         __syncthreads();
-        int32_t each = (count + PARTS - 1) / PARTS, begin = part * each, end = begin + each < count ? begin + each : count;
-#pragma unroll 8
-        for (int32_t i = begin; i < end; i++)
-            place += keys[i] < key + (first + i < mine); /* less, or the same and earlier */
+        int32_t count = n - first < RANK_TILE ? n - first : (int32_t)RANK_TILE, each = (count + 4 * PARTS - 1) / (4 * PARTS) * 4;
+        int32_t begin = part * each, end = begin + each; /* at most RANK_TILE: 4 PARTS divides it */
+        int32_t low = base - first < begin ? begin : base - first < end ? base - first : end;
+        int32_t high = base + RANKED - first < begin ? begin : base + RANKED - first < end ? base + RANKED - first : end;
+        place += count_less(keys, begin, low, key + 1);
+        for (int32_t i = low; i < high; i++)
+            place += keys[i] < key + (first + i < mine);
+        place += count_less(keys, high, end, key);
     }
     before[part][lane] = place;
     __syncthreads();
