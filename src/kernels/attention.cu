@@ -9,7 +9,8 @@
  *
  *     windows    segments of at most 64 rows, each whole   (kernels/attention_window.cuh)
  *     wide       the same, on sm_90a: not measured yet   (kernels/attention_wide.cu)
- *     groups     whole or causal segments, on sm_90a   (kernels/attention_groups.cu)
+ *     groups     whole or causal segments, on sm_90a   (kernels/attention_groups.cu); groups-l2, groups-1: in another order of
+ *                blocks, not measured yet
  *     cudnn      whole or causal segments, where a plan was made: fast attention alone   (kernels/attention_cudnn.cu)
  *     segments   whole or causal segments   (kernels/attention_segments.cuh)
  *     tiles      any mask, bf16 up to D = 128   (kernels/attention_tiles.cuh)
@@ -484,6 +485,16 @@ int backward_segments(const attention_task &task)
     });
 }
 
+template <group_order ORDER> int forward_groups(const attention_task &task)
+{
+    return attention_groups_forward(task, ORDER);
+}
+
+template <group_order ORDER> int backward_groups(const attention_task &task)
+{
+    return attention_groups_backward(task, ORDER);
+}
+
 int forward_cudnn(const attention_task &task)
 {
     return attention_cudnn_run(task, false);
@@ -505,7 +516,9 @@ struct implementation {
 const implementation implementations[] = {
     {"windows", fits_window, forward_window, backward_window},
     {"wide", attention_wide_fits, attention_wide_forward, attention_wide_backward},
-    {"groups", attention_groups_fits, attention_groups_forward, attention_groups_backward, attention_groups_streams},
+    {"groups", attention_groups_fits, forward_groups<GROUP_BY_TILE>, backward_groups<GROUP_BY_TILE>, attention_groups_streams},
+    {"groups-l2", attention_groups_fits, forward_groups<GROUP_BY_SEGMENT>, backward_groups<GROUP_BY_SEGMENT>, attention_groups_streams},
+    {"groups-1", attention_groups_fits, forward_groups<GROUP_BY_SEGMENT_APART>, backward_groups<GROUP_BY_SEGMENT_APART>, attention_groups_streams},
     {"cudnn", [](const attention_task &t) { return t.plan != nullptr; }, forward_cudnn, backward_cudnn},
     {"segments", fits_segments, forward_segments, backward_segments},
     {"tiles", [](const attention_task &t) { return t.dtype == VLA_BF16 && t.shape.dim <= 128; }, forward_tiles, backward_tiles},

@@ -30,12 +30,18 @@ __device__ inline segment_rows segment_of(const attention_shape &s, const int32_
     return r;
 }
 
-/* f(row) for this block's share of the rows that belong to no segment. */
-template <class F> __device__ inline void rows_outside(const attention_shape &s, const int32_t *segments, int n, F f)
+/* f(row) for share `mine` of `shares` of the rows that belong to no segment. */
+template <class F> __device__ inline void rows_outside(const attention_shape &s, const int32_t *segments, int n, int mine, int shares, F f)
 {
     int before = max(segments[0], 0), from = max(segments[n], before), all = before + (int)s.queries - from;
-    for (int k = blockIdx.z; k < all; k += gridDim.z)
+    for (int k = mine; k < all; k += shares)
         f(k < before ? k : from + k - before);
+}
+
+/* The same for this block, whose share is z. */
+template <class F> __device__ inline void rows_outside(const attention_shape &s, const int32_t *segments, int n, F f)
+{
+    rows_outside(s, segments, n, (int)blockIdx.z, (int)gridDim.z, f);
 }
 
 /* x [16][8 N] += first operands in registers times rows `row`.. of b; the first `blocks` blocks of 16 columns, or all. */

@@ -1,7 +1,7 @@
 /* Every implementation of attention on the device against the CPU twin, in segments of awkward lengths.
  *
- *     test_cuda_attention [--short] [I/N] [NAME...]      only the implementations named: windows wide groups cudnn segments tiles
- *                                                        plain plain32;
+ *     test_cuda_attention [--short] [I/N] [NAME...]      only the implementations named: windows wide groups groups-l2 groups-1
+ *                                                        cudnn segments tiles plain plain32;
  *                                                        the I-th of N shares of the problems (gpu/parts.h)
  *
  * What may be wrong follows from what is rounded. Each result is a sum of terms; before the sum, a factor of each term (p, or
@@ -402,7 +402,7 @@ static void check_divisions(int which, const op_case *c, const tables *t, void *
 {
     static const char *const names[DIVISIONS] = {"ends apart", "rows by chance", "backwards", "first stream alone", "second stream alone"};
     static int turn;
-    int all = strcmp(vlai_cuda_attention_name(which), "groups") == 0, one = turn++ % DIVISIONS;
+    int all = strncmp(vlai_cuda_attention_name(which), "groups", 6) == 0, one = turn++ % DIVISIONS;
     size_t length = strlen(test_state.what);
     for (int by = all ? 0 : one; by < (all ? DIVISIONS : one + 1); by++) {
         streams s = divide(t, (division)by);
