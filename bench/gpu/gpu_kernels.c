@@ -230,14 +230,14 @@ static double copy_seconds(double bytes)
     return best;
 }
 
-static void report(const bench *b, const char *end)
+static void report(const bench *b)
 {
     double bytes, seconds = time_of(b, &bytes);
     printf("%-21s %-34s %9.1f us %8.1f MB %7.0f GB/s", b->name, b->note, seconds * 1e6, bytes / 1e6, bytes / seconds / 1e9);
     printf("  %.2f of copy, %.2f of a copy of its size", bytes / seconds / copy_rate, copy_seconds(bytes) / seconds);
     if (b->flops > 0)
         printf("  %.0f TFLOP/s", b->flops / seconds / 1e12);
-    printf("%s", end);
+    printf("\n");
     fflush(stdout);
 }
 
@@ -280,10 +280,13 @@ static void differences(const bench *b, void **one, void **other)
     }
 }
 
-/* Each of `n` kernels for it. */
-static void run_ways(const bench *b, int *way, int n)
+/* Each of `n` kernels for it, with each way to add up partial sums where that counts. */
+static void run_ways(const bench *b, int *way, int n, int totals)
 {
     void *first[VLAI_MAX_OUTPUTS], *now[VLAI_MAX_OUTPUTS], *again[VLAI_MAX_OUTPUTS];
+    vlai_cuda_ways before = vlai_cuda_way;
+    double copy = 0;
+    printf("%s %s\n", b->name, b->note);
     for (int k = 0; k < b->n_out; k++) {
         size_t bytes = (size_t)elements_of(&b->out[k]) * vla_dtype_size(b->out[k].dtype);
         first[k] = vlai_alloc(bytes);
@@ -292,21 +295,28 @@ static void run_ways(const bench *b, int *way, int n)
         if (!first[k] || !now[k] || !again[k])
             exit(1);
     }
-    int before = *way;
     for (int i = 0; i < n; i++) {
         bool same = true;
         *way = i;
-        printf("way %d ", i);
-        report(b, "");
-        results_of(b, i ? now : first);
+        printf("  way %d:", i);
+        for (int t = 0; t < totals; t++) {
+            double bytes, seconds;
+            vlai_cuda_way.totals = t;
+            seconds = time_of(b, &bytes);
+            copy = copy > 0 ? copy : copy_seconds(bytes);
+            printf("  %s%d %6.1f us %5.0f GB/s %.3f of a copy of its size", totals > 1 ? "totals " : "", t, seconds * 1e6, bytes / seconds / 1e9, copy / seconds);
+            if (!i && !t)
+                results_of(b, first);
+        }
+        results_of(b, now);
         results_of(b, again);
         for (int k = 0; k < b->n_out; k++)
-            same &= !memcmp(i ? now[k] : first[k], again[k], (size_t)elements_of(&b->out[k]) * vla_dtype_size(b->out[k].dtype));
-        if (i)
-            differences(b, first, now);
+            same &= !memcmp(now[k], again[k], (size_t)elements_of(&b->out[k]) * vla_dtype_size(b->out[k].dtype));
+        differences(b, first, now);
         printf("%s\n", same ? "" : "  TWO RUNS DIFFER");
+        fflush(stdout);
     }
-    *way = before;
+    vlai_cuda_way = before;
     for (int k = 0; k < b->n_out; k++) {
         vlai_free(first[k]);
         vlai_free(now[k]);
@@ -321,21 +331,14 @@ static void run(bench b)
         wanted |= !strcmp(argv_[i], b.name);
     if (!wanted)
         return;
-    if (!all_ways) {
-        report(&b, "\n");
-        return;
-    }
-    if (b.op == VLAI_OP_gelu || b.op == VLAI_OP_gelu_grad)
-        run_ways(&b, &vlai_cuda_way.gelu, VLAI_WAYS_GELU);
-    for (int totals = 0; totals < VLAI_WAYS_TOTALS; totals++) {
-        vlai_cuda_way.totals = totals;
-        if (b.op == VLAI_OP_rms_norm_backward || b.op == VLAI_OP_qkv_rope_grad) {
-            printf("totals %d\n", totals);
-            run_ways(&b, b.op == VLAI_OP_qkv_rope_grad ? &vlai_cuda_way.rope_sums : &vlai_cuda_way.norm_backward,
-                     b.op == VLAI_OP_qkv_rope_grad ? VLAI_WAYS_ROPE_SUMS : VLAI_WAYS_NORM_BACKWARD);
-        }
-    }
-    vlai_cuda_way.totals = 0;
+    if (!all_ways)
+        report(&b);
+    else if (b.op == VLAI_OP_gelu || b.op == VLAI_OP_gelu_grad)
+        run_ways(&b, &vlai_cuda_way.gelu, VLAI_WAYS_GELU, 1);
+    else if (b.op == VLAI_OP_rms_norm_backward && !b.attrs.norm.again)
+        run_ways(&b, &vlai_cuda_way.norm_backward, VLAI_WAYS_NORM_BACKWARD, VLAI_WAYS_TOTALS);
+    else if (b.op == VLAI_OP_qkv_rope_grad && b.attrs.rope.sums[0] != VLA_DTYPE_NONE)
+        run_ways(&b, &vlai_cuda_way.rope_sums, VLAI_WAYS_ROPE_SUMS, VLAI_WAYS_TOTALS);
 }
 
 #define COUNT(...) (int)(sizeof((shape[]){__VA_ARGS__}) / sizeof(shape))

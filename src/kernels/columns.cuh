@@ -87,15 +87,21 @@ __global__ void __launch_bounds__(GROUPS * WARP) column_total_kernel(__grid_cons
     const float *partial = parts.partial;
     Y *y = (Y *)parts.y;
     int64_t chunks = parts.chunks;
+    enum { AHEAD = 8 };
     __shared__ float sums[GROUPS][WARP];
     int lane = threadIdx.x % WARP, group = threadIdx.x / WARP;
     int64_t col = (int64_t)blockIdx.x * WARP + lane, each = (chunks + GROUPS - 1) / GROUPS;
     int64_t first = group * each, end = first + each < chunks ? first + each : chunks;
     float sum = 0;
-    if (col < cols)
-#pragma unroll 8
-        for (int64_t c = first; c < end; c++)
-            sum += partial[c * cols + col];
+    for (int64_t c = first; col < cols && c < end; c += AHEAD) {
+        float part[AHEAD];
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++)
+            part[k] = c + k < end ? partial[(c + k) * cols + col] : 0.0f;
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++)
+            sum += part[k];
+    }
     sums[group][lane] = sum;
     __syncthreads();
     if (group || col >= cols)
