@@ -335,6 +335,8 @@ static void run(bench b)
         report(&b);
     else if (b.op == VLAI_OP_gelu || b.op == VLAI_OP_gelu_grad)
         run_ways(&b, &vlai_cuda_way.gelu, VLAI_WAYS_GELU, 1);
+    else if (b.op == VLAI_OP_scatter_add_rows)
+        run_ways(&b, &vlai_cuda_way.scatter, VLAI_WAYS_SCATTER, 1);
     else if (b.op == VLAI_OP_rms_norm_backward && !b.attrs.norm.again)
         run_ways(&b, &vlai_cuda_way.norm_backward, VLAI_WAYS_NORM_BACKWARD, VLAI_WAYS_TOTALS);
     else if (b.op == VLAI_OP_qkv_rope_grad && b.attrs.rope.sums[0] != VLA_DTYPE_NONE)

@@ -16,6 +16,7 @@
  * counted by comparing all with all, N^2 comparisons (5 us for 6784 rows). Then each element of the result is written once: the
  * sum of the rows of its index, from the place where they begin, or zero. R C elements, and N C. */
 #include "kernels/common.cuh"
+#include "kernels/ways.h"
 
 namespace {
 
@@ -276,7 +277,7 @@ __device__ inline int32_t key_of(int32_t index, int32_t rows, int64_t skip)
     return index < 0 || index >= rows || index == skip ? rows : index;
 }
 
-enum { RANKED = 32, PARTS = THREADS / RANKED, RANK_TILE = 4096, RANK_LOADS = RANK_TILE / THREADS };
+enum { FEW = 4 /* rows of the result for each of x: most stay zero */, RANKED = 32, PARTS = THREADS / RANKED, RANK_TILE = 4096, RANK_LOADS = RANK_TILE / THREADS };
 
 /* How many of the keys [begin, end), multiples of 4, are less than `key`. */
 __device__ inline int32_t count_less(const int32_t *keys, int32_t begin, int32_t end, int32_t key)
@@ -329,8 +330,50 @@ __global__ void __launch_bounds__(THREADS) rank_kernel(const int32_t *index, sca
         place += before[p][lane];
     to.key[place] = key;
     to.row[place] = mine;
-    if (key < rows)
+    if (to.begin && key < rows)
         atomicMin(to.begin + key, place);
+}
+
+/* sum += the rows of x whose index is `key`, from place p on, AHEAD of them on their way at once: V columns from `col`. */
+template <int AHEAD, class X, int V>
+__device__ inline void add_places(const X *x, scatter_space from, int32_t p, int32_t n, int32_t key, int64_t cols, int32_t col, float (&sum)[V])
+{
+    for (bool more = true; more; p += AHEAD) {
+        pack<X, V> part[AHEAD];
+        bool there[AHEAD];
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++) {
+            there[k] = p + k < n && from.key[p + k] == key;
+            if (there[k])
+                part[k].load(x + from.row[p + k] * cols + col);
+        }
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++)
+            if (there[k]) {
+                float v[V];
+                part[k].get(v);
+#pragma unroll
+                for (int c = 0; c < V; c++)
+                    sum[c] += v[c];
+            }
+        more = there[AHEAD - 1];
+    }
+}
+
+/* Into a result of zeros, of which few rows get any: a block for each place where an index begins. */
+template <class X, class Y, int V>
+__global__ void __launch_bounds__(THREADS) scatter_few_kernel(const X *x, scatter_space from, Y *y, int32_t n, int32_t rows, int64_t cols)
+{
+    int32_t p = (int32_t)blockIdx.x, key = from.key[p];
+    if (key >= rows || (p && from.key[p - 1] == key))
+        return;
+    for (int32_t col = (int32_t)threadIdx.x * V; col < cols; col += THREADS * V) {
+        float sum[V] = {0};
+        add_places<8>(x, from, p, n, key, cols, col, sum);
+        pack<Y, V> result;
+        result.set(sum);
+        result.store(y + key * cols + col);
+    }
 }
 
 /* A thread takes V neighbouring columns of a few rows of the result. Most have no row or one: the first of each is on its way
@@ -338,7 +381,6 @@ __global__ void __launch_bounds__(THREADS) rank_kernel(const int32_t *index, sca
 template <class X, class Y, int V>
 __global__ void __launch_bounds__(THREADS) scatter_kernel(const X *x, scatter_space from, Y *y, int32_t n, int64_t packs, int64_t per_row)
 {
-    enum { AHEAD = 4 };
     int64_t first = (int64_t)blockIdx.x * (MOVE_UNROLL * THREADS) + threadIdx.x;
     int32_t row[MOVE_UNROLL], col[MOVE_UNROLL], begin[MOVE_UNROLL];
     pack<X, V> one[MOVE_UNROLL];
@@ -368,26 +410,8 @@ __global__ void __launch_bounds__(THREADS) scatter_kernel(const X *x, scatter_sp
             for (int c = 0; c < V; c++)
                 sum[c] += v[c];
         }
-        for (int32_t p = begin[u] + 1; more[u]; p += AHEAD) {
-            pack<X, V> part[AHEAD];
-            bool there[AHEAD];
-#pragma unroll
-            for (int k = 0; k < AHEAD; k++) {
-                there[k] = p + k < n && from.key[p + k] == row[u];
-                if (there[k])
-                    part[k].load(x + from.row[p + k] * (per_row * V) + col[u]);
-            }
-#pragma unroll
-            for (int k = 0; k < AHEAD; k++)
-                if (there[k]) {
-                    float v[V];
-                    part[k].get(v);
-#pragma unroll
-                    for (int c = 0; c < V; c++)
-                        sum[c] += v[c];
-                }
-            more[u] = there[AHEAD - 1];
-        }
+        if (more[u])
+            add_places<4>(x, from, begin[u] + 1, n, row[u], per_row * V, col[u], sum);
         pack<Y, V> result;
         result.set(sum);
         result.store(y + (first + u * THREADS) * V);
@@ -539,9 +563,13 @@ extern "C" int vlai_cuda_scatter_add_rows(const vlai_cuda_call *call)
     if (n > INT32_MAX / 2 || rows > INT32_MAX - 1)
         return (int)cudaErrorInvalidValue;
     scatter_space space = scatter_of(call->workspace, n);
-    int status = (int)cudaMemsetAsync(space.begin, 0x7F, (size_t)rows * sizeof *space.begin, stream);
+    bool few = vlai_cuda_way.scatter && n * FEW <= rows;
+    int status = few ? copy_bytes(call, y.data, nullptr, y.elements * (int64_t)vla_dtype_size(y.dtype))
+                     : (int)cudaMemsetAsync(space.begin, 0x7F, (size_t)rows * sizeof *space.begin, stream);
     if (status)
         return status;
+    if (few)
+        space.begin = nullptr;
     rank_kernel<<<blocks_for(n, RANKED), THREADS, 0, stream>>>((const int32_t *)index.data, space, (int32_t)n, (int32_t)rows, skip);
     bool vector = cols % 8 == 0 && aligned(x.data) && aligned(y.data);
     return with_types(x.dtype, y.dtype, [&](auto tx, auto ty) {
@@ -550,6 +578,10 @@ extern "C" int vlai_cuda_scatter_add_rows(const vlai_cuda_call *call)
         auto launch = [&](auto v) {
             constexpr int V = decltype(v)::value;
             int64_t packs = y.elements / V;
+            if (few) {
+                scatter_few_kernel<X, Y, V><<<(unsigned)n, THREADS, 0, stream>>>((const X *)x.data, space, (Y *)y.data, (int32_t)n, (int32_t)rows, cols);
+                return launched();
+            }
             scatter_kernel<X, Y, V><<<blocks_for(packs, MOVE_UNROLL * THREADS), THREADS, 0, stream>>>((const X *)x.data, space, (Y *)y.data, (int32_t)n,
                                                                                                       packs, cols / V);
             return launched();

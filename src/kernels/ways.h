@@ -14,11 +14,13 @@ extern "C" {
  *                 1: 3 rows a block at once, 5 turns, one block a multiprocessor      2: 4 rows, 4 turns
  *                 3: 2 rows, 4 turns, two blocks
  * totals:        groups that share the partial sums of a column: 0: 8, 1: 32
- * gelu:          to bf16, and its gradient. 0: erff, 1: a polynomial (elementwise.cu) */
-enum { VLAI_WAYS_NORM_BACKWARD = 5, VLAI_WAYS_ROPE_SUMS = 4, VLAI_WAYS_TOTALS = 2, VLAI_WAYS_GELU = 2 };
+ * gelu:          to bf16, and its gradient. 0: erff, 1: a polynomial (elementwise.cu)
+ * scatter:       scatter_add_rows, where most rows of the result get nothing. 0: it is written by one kernel, 1: it is cleared, and
+ *                 then written where there is something */
+enum { VLAI_WAYS_NORM_BACKWARD = 5, VLAI_WAYS_ROPE_SUMS = 4, VLAI_WAYS_TOTALS = 2, VLAI_WAYS_GELU = 2, VLAI_WAYS_SCATTER = 2 };
 
 typedef struct vlai_cuda_ways {
-    int norm_backward, rope_sums, totals, gelu;
+    int norm_backward, rope_sums, totals, gelu, scatter;
 } vlai_cuda_ways;
 
 extern vlai_cuda_ways vlai_cuda_way;

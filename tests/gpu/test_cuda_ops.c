@@ -293,6 +293,15 @@ static void ways(void)
             packed_rope(VLA_BF16, table, 2700, 500, 80, 2, 80); /* more rows than a block has under way */
         }
     }
+    vlai_cuda_way = (vlai_cuda_ways){.scatter = 1};
+    vlai_attrs sparse = {.rows = {.rows = 3000, .skip = 7}};
+    EACH(int64_t, n, 1, 67, 700)
+        EACH(int64_t, cols, 7, 136, 2056)
+            EACH_TYPE(t) {
+                sparse.rows.dtype = t;
+                CHECK(scatter_add_rows, sparse, exact, OPERANDS(reals(t, SHAPE2(n, cols)), ints(-3, 3005, SHAPE1(n))), RESULTS(result(t, SHAPE2(3000, cols))));
+                CHECK(scatter_add_rows, sparse, exact, OPERANDS(reals(t, SHAPE2(n, cols)), ints(-3, 25, SHAPE1(n))), RESULTS(result(t, SHAPE2(3000, cols))));
+            }
     vlai_cuda_way = (vlai_cuda_ways){.gelu = 1};
     EACH(int64_t, n, 1, 4099)
         EACH_TYPE(b) {
