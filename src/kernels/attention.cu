@@ -8,7 +8,7 @@
  * Which kernels run is a table at the end of this file; the first row that fits is taken:
  *
  *     windows    segments of at most 64 rows, each whole   (kernels/attention_window.cuh)
- *     wide       the same, on sm_90a: not measured yet   (kernels/attention_wide.cu)
+ *     wide       the same, on sm_90a; wide-4: with heads in four lanes. Neither is measured yet   (kernels/attention_wide.cu)
  *     groups     whole or causal segments, on sm_90a   (kernels/attention_groups.cu); groups-l2, groups-1: in another order of
  *                blocks, not measured yet
  *     cudnn      whole or causal segments, where a plan was made: fast attention alone   (kernels/attention_cudnn.cu)
@@ -485,6 +485,16 @@ int backward_segments(const attention_task &task)
     });
 }
 
+template <int LANES> int forward_wide(const attention_task &task)
+{
+    return attention_wide_forward(task, LANES);
+}
+
+template <int LANES> int backward_wide(const attention_task &task)
+{
+    return attention_wide_backward(task, LANES);
+}
+
 template <group_order ORDER> int forward_groups(const attention_task &task)
 {
     return attention_groups_forward(task, ORDER);
@@ -515,7 +525,8 @@ struct implementation {
 
 const implementation implementations[] = {
     {"windows", fits_window, forward_window, backward_window},
-    {"wide", attention_wide_fits, attention_wide_forward, attention_wide_backward},
+    {"wide", attention_wide_fits, forward_wide<1>, backward_wide<1>},
+    {"wide-4", attention_wide_fits, forward_wide<4>, backward_wide<4>},
     {"groups", attention_groups_fits, forward_groups<GROUP_BY_TILE>, backward_groups<GROUP_BY_TILE>, attention_groups_streams},
     {"groups-l2", attention_groups_fits, forward_groups<GROUP_BY_SEGMENT>, backward_groups<GROUP_BY_SEGMENT>, attention_groups_streams},
     {"groups-1", attention_groups_fits, forward_groups<GROUP_BY_SEGMENT_APART>, backward_groups<GROUP_BY_SEGMENT_APART>, attention_groups_streams},

@@ -6,7 +6,8 @@
  * a segment of one head; of two or four neighbouring heads when it has at most 32 or 16 rows, row r of the 64 then being row r / H of the
  * segment and head r % H, so that what a row sees are the columns of its own remainder. Blocks stay: each takes a run of neighbouring
  * units, as many rows and heads as every other, and asks for the next unit's operands before it computes with those that came. Units
- * are found in the table of rows as they go by, a segment ahead.
+ * are found in the table of rows as they go by, a segment ahead. With L lanes, block b has heads b % L, b % L + L, ... alone: these are
+ * neighbours then, and blocks of one run read the pieces of a row at about the same time.
  *
  * Backward: p and dS of a unit pass from the team's warps as queries to them as keys over v and k, which nobody needs by then; v is
  * therefore asked for late, in the middle of the unit before. o is not read: delta = rowsum(p dp). dS has the scale of the scores in it.
@@ -38,10 +39,10 @@ constexpr size_t wide_shared(int tiles)
 
 #ifdef VLAI_HOPPER
 
-/* `rows` rows from `row` on, of `heads` heads from `head` on, in tiles of 64 >> shift rows and 1 << shift heads; 0 rows: none.
- * keys: rows that each sees, all or none. */
+/* `rows` rows from `row` on, of `heads` heads from `head` on, every `lanes`-th, in tiles of 64 >> shift rows and 1 << shift heads;
+ * 0 rows: none. keys: rows that each sees, all or none. */
 struct wide_unit {
-    int row, rows, keys, head, heads, shift;
+    int row, rows, keys, head, heads, shift, lanes;
 
     __device__ int query(int r) const
     {
@@ -50,6 +51,11 @@ struct wide_unit {
     __device__ int part(int r) const
     {
         return r & ((1 << shift) - 1);
+    }
+    /* Of row r of a tile, from the unit's first row and head on; stride: from row to row, of: a head's. */
+    __device__ int offset(int r, int stride, int of) const
+    {
+        return query(r) * stride + part(r) * (lanes * of);
     }
     /* Is row r of a tile one of the unit? */
     __device__ bool has(int r) const
@@ -63,11 +69,11 @@ struct wide_unit {
     }
 };
 
-/* A block's units, one after another. A unit's place is the number of rows, times heads, that come before it: a block has those whose
- * place lies in its share. A row that sees nothing is a segment of its own. */
+/* A block's units, one after another. A unit's place is the number of rows, times the lane's heads, that come before it: a block has those
+ * whose place lies in its share. A row that sees nothing is a segment of its own. */
 struct wide_walk {
     const int2 *spans;
-    int n, heads;
+    int n, heads, lane, lanes;
     int64_t share_end;
     int first, end, length, head, shift;
     bool sees;
@@ -88,13 +94,16 @@ struct wide_walk {
         head = 0;
         next = span(end);
     }
-    __device__ void begin(const attention_shape &s)
+    __device__ void begin(const attention_shape &s, int of)
     {
+        int run = blockIdx.x / of, runs = gridDim.x / of;
         spans = s.rows;
         n = (int)s.queries;
-        heads = s.heads;
-        int64_t all = s.queries * s.heads, begin = all * blockIdx.x / gridDim.x;
-        share_end = all * (blockIdx.x + 1) / gridDim.x;
+        lanes = of;
+        lane = blockIdx.x % of;
+        heads = (s.heads - lane + lanes - 1) / lanes;
+        int64_t all = s.queries * heads, begin = all * run / runs;
+        share_end = all * (run + 1) / runs;
         int row = (int)(begin / heads);
         enter(row, span(row));
         int64_t passed = begin - (int64_t)first * heads; /* of the segment, before the share begins */
@@ -106,7 +115,7 @@ struct wide_walk {
     __device__ wide_unit unit() const
     {
         bool there = first < n && (int64_t)first * heads + head * length < share_end;
-        return {first, there ? length : 0, sees ? length : 0, head, min(heads - head, 1 << shift), shift};
+        return {first, there ? length : 0, sees ? length : 0, lane + head * lanes, min(heads - head, 1 << shift), shift, lanes};
     }
     __device__ void advance()
     {
@@ -135,7 +144,7 @@ template <int N>
 __device__ inline void wide_load(const wide_unit &unit, unsigned char *const (&to)[N], const bf16 *const (&from)[N], int stride, int dim)
 {
     int row = threadIdx.x / 8, piece = threadIdx.x % 8, place = wide_place(row, piece), query = unit.query(row), step = 16 >> unit.shift;
-    int offset = query * stride + unit.part(row) * dim + piece * 8;
+    int offset = unit.offset(row, stride, dim) + piece * 8;
     bool there = unit.part(row) < unit.heads && piece * 8 < dim;
 #pragma unroll
     for (int i = 0; i < TEAM_ROWS / 16; i++) {
@@ -147,7 +156,7 @@ __device__ inline void wide_load(const wide_unit &unit, unsigned char *const (&t
     row = threadIdx.x / 2;
     piece = 8 + threadIdx.x % 2;
     there = unit.has(row) && piece * 8 < dim;
-    offset = unit.query(row) * stride + unit.part(row) * dim + piece * 8;
+    offset = unit.offset(row, stride, dim) + piece * 8;
 #pragma unroll
     for (int k = 0; k < N; k++)
         copy_async<16>(to[k] + wide_place(row, piece), from[k] + offset, there);
@@ -270,7 +279,7 @@ __device__ inline void wide_store(bf16 *to, int stride, int dim, const wide_unit
         return;
     to += (int64_t)unit.row * stride + (int64_t)unit.head * dim;
     int row = me.warp * 16 + me.lane / 8, piece = me.lane % 8, step = 4 >> unit.shift;
-    int offset = unit.query(row) * stride + unit.part(row) * dim + piece * 8;
+    int offset = unit.offset(row, stride, dim) + piece * 8;
     bool there = unit.part(row) < unit.heads && piece * 8 < dim;
 #pragma unroll
     for (int i = 0; i < 4; i++)
@@ -279,7 +288,7 @@ __device__ inline void wide_store(bf16 *to, int stride, int dim, const wide_unit
     row = me.warp * 16 + me.lane / 2;
     piece = 8 + me.lane % 2;
     if (unit.has(row) && piece * 8 < dim)
-        *reinterpret_cast<uint4 *>(to + unit.query(row) * stride + unit.part(row) * dim + piece * 8) =
+        *reinterpret_cast<uint4 *>(to + unit.offset(row, stride, dim) + piece * 8) =
             *reinterpret_cast<const uint4 *>(tile + wide_place(row, piece));
 }
 
@@ -287,7 +296,7 @@ __device__ inline void wide_store(bf16 *to, int stride, int dim, const wide_unit
 
 /* Forward. */
 __global__ void __launch_bounds__(TEAM, WIDE_BLOCKS)
-    wide_kernel(attention_shape s, const bf16 *q, const bf16 *k, const bf16 *v, bf16 *o, float *lse)
+    wide_kernel(attention_shape s, int lanes, const bf16 *q, const bf16 *k, const bf16 *v, bf16 *o, float *lse)
 {
 #ifdef VLAI_HOPPER
     unsigned char *tiles = wide_tiles();
@@ -301,7 +310,7 @@ __global__ void __launch_bounds__(TEAM, WIDE_BLOCKS)
         copy_commit();
     };
     wide_walk walk;
-    walk.begin(s);
+    walk.begin(s, lanes);
     wide_unit unit = walk.unit();
     if (unit.rows)
         load(unit, 0);
@@ -354,7 +363,7 @@ __global__ void __launch_bounds__(TEAM, WIDE_BLOCKS)
             sum[r] += __shfl_xor_sync(0xFFFFFFFFu, sum[r], 2);
             int row = me.row(r);
             if (lse && me.t == 0 && unit.has(row))
-                lse[(int64_t)(unit.row + unit.query(row)) * s.heads + unit.head + unit.part(row)] =
+                lse[(int64_t)unit.row * s.heads + unit.head + unit.offset(row, s.heads, 1)] =
                     sum[r] > 0 ? (top[r] + log2f(sum[r])) * LN2 : -INFINITY;
         }
         __syncthreads(); /* nobody needs q */
@@ -369,7 +378,7 @@ __global__ void __launch_bounds__(TEAM, WIDE_BLOCKS)
 
 /* Backward; dq, dk, dv: any may be NULL. */
 __global__ void __launch_bounds__(TEAM, WIDE_BLOCKS)
-    wide_grad_kernel(attention_shape s, const bf16 *dy, const bf16 *q, const bf16 *k, const bf16 *v, const float *lse, bf16 *dq, bf16 *dk,
+    wide_grad_kernel(attention_shape s, int lanes, const bf16 *dy, const bf16 *q, const bf16 *k, const bf16 *v, const float *lse, bf16 *dq, bf16 *dk,
                      bf16 *dv)
 {
 #ifdef VLAI_HOPPER
@@ -378,7 +387,7 @@ __global__ void __launch_bounds__(TEAM, WIDE_BLOCKS)
     float scale = s.scale * LOG2E, power[2]; /* lse of the thread's rows, in powers of 2; infinite for rows that do not exist: p = 0 */
     auto fetch = [&](const wide_unit &unit, int r) {
         int row = me.row(r);
-        return unit.has(row) ? lse[(int64_t)(unit.row + unit.query(row)) * s.heads + unit.head + unit.part(row)] : INFINITY;
+        return unit.has(row) ? lse[(int64_t)unit.row * s.heads + unit.head + unit.offset(row, s.heads, 1)] : INFINITY;
     };
     auto load = [&](const wide_unit &unit, int n) {
         unsigned char *stage = tiles + n % 2 * 3 * WIDE_TILE, *const to[2] = {stage, stage + WIDE_TILE}, *const to_dy[1] = {stage + 2 * WIDE_TILE};
@@ -395,7 +404,7 @@ __global__ void __launch_bounds__(TEAM, WIDE_BLOCKS)
         copy_commit();
     };
     wide_walk walk;
-    walk.begin(s);
+    walk.begin(s, lanes);
     wide_unit unit = walk.unit();
     float ahead[2];
     if (unit.rows) {
@@ -506,13 +515,15 @@ bool compiled()
     return there;
 }
 
-/* As many blocks as run at once, where there are two full units for each. */
-int wide_grid(const attention_shape &s, unsigned *blocks)
+/* As many blocks as run at once, where there are two full units for each; whole sets of lanes, of which there are as many as heads at most. */
+int wide_grid(const attention_shape &s, int *lanes, unsigned *blocks)
 {
     int device = 0, processors = 0, status = (int)cudaGetDevice(&device);
     if (!status)
         status = (int)cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
     *blocks = min((unsigned)(processors * WIDE_BLOCKS), blocks_for(s.queries * s.heads, 2 * TEAM_ROWS));
+    *lanes = min(*lanes, s.heads);
+    *blocks = max(*blocks / *lanes, 1u) * *lanes;
     return status;
 }
 
@@ -525,30 +536,30 @@ bool attention_wide_fits(const attention_task &t)
            s.queries < MOST_STREAM_ROWS && s.group == 1 && s.q_stride == s.kv_stride && s.dim <= WIDE_DIM && s.vector && s.scale > 0 && compiled();
 }
 
-int attention_wide_forward(const attention_task &t)
+int attention_wide_forward(const attention_task &t, int lanes)
 {
     unsigned blocks;
-    int status = wide_grid(t.shape, &blocks);
+    int status = wide_grid(t.shape, &lanes, &blocks);
     if (!status)
         status = allow_ring(wide_kernel, wide_shared(FORWARD_TILES));
     if (status)
         return status;
-    wide_kernel<<<blocks, TEAM, wide_shared(FORWARD_TILES), t.stream>>>(t.shape, (const bf16 *)t.q, (const bf16 *)t.k, (const bf16 *)t.v,
+    wide_kernel<<<blocks, TEAM, wide_shared(FORWARD_TILES), t.stream>>>(t.shape, lanes, (const bf16 *)t.q, (const bf16 *)t.k, (const bf16 *)t.v,
                                                                       (bf16 *)t.o, t.lse);
     return launched();
 }
 
-int attention_wide_backward(const attention_task &t)
+int attention_wide_backward(const attention_task &t, int lanes)
 {
     unsigned blocks;
     if (!t.shape.queries)
         return 0;
-    int status = wide_grid(t.shape, &blocks);
+    int status = wide_grid(t.shape, &lanes, &blocks);
     if (!status)
         status = allow_ring(wide_grad_kernel, wide_shared(BACKWARD_TILES));
     if (status)
         return status;
-    wide_grad_kernel<<<blocks, TEAM, wide_shared(BACKWARD_TILES), t.stream>>>(t.shape, (const bf16 *)t.dy, (const bf16 *)t.q, (const bf16 *)t.k,
+    wide_grad_kernel<<<blocks, TEAM, wide_shared(BACKWARD_TILES), t.stream>>>(t.shape, lanes, (const bf16 *)t.dy, (const bf16 *)t.q, (const bf16 *)t.k,
                                                                             (const bf16 *)t.v, t.lse, (bf16 *)t.dq, (bf16 *)t.dk,
                                                                             (bf16 *)t.dv);
     return launched();

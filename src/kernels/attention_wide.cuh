@@ -6,8 +6,8 @@
 
 /* Whether it can do the call: full segments of at most 64 rows in bf16, as many kv heads as heads, of at most 80, on sm_90a. */
 bool attention_wide_fits(const attention_task &task);
-/* Both return a CUDA error code. */
-int attention_wide_forward(const attention_task &task);
-int attention_wide_backward(const attention_task &task);
+/* Both return a CUDA error code. lanes: that the heads are divided into, each a block's. */
+int attention_wide_forward(const attention_task &task, int lanes);
+int attention_wide_backward(const attention_task &task, int lanes);
 
 #endif

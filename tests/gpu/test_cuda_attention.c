@@ -1,6 +1,6 @@
 /* Every implementation of attention on the device against the CPU twin, in segments of awkward lengths.
  *
- *     test_cuda_attention [--short] [I/N] [NAME...]      only the implementations named: windows wide groups groups-l2 groups-1
+ *     test_cuda_attention [--short] [I/N] [NAME...]      only the implementations named: windows wide wide-4 groups groups-l2 groups-1
  *                                                        cudnn segments tiles plain plain32;
  *                                                        the I-th of N shares of the problems (gpu/parts.h)
  *
@@ -514,7 +514,8 @@ static const struct {
 
 static const struct {
     int heads, kv_heads, dim;
-} shapes[] = {{2, 2, 80}, {8, 1, 128}, {4, 2, 64}, {16, 2, 128}, {2, 2, 128}, {16, 1, 72}, {1, 1, 16}, {3, 1, 40}, {2, 1, 96}, {2, 2, 72}, {3, 3, 56}, {6, 6, 80}};
+} shapes[] = {{2, 2, 80}, {8, 1, 128}, {4, 2, 64}, {16, 2, 128}, {2, 2, 128}, {16, 1, 72},
+              {1, 1, 16}, {3, 1, 40},  {2, 1, 96}, {2, 2, 72},   {3, 3, 56},  {6, 6, 80}};
 
 int main(int argc, char **argv)
 {
