@@ -515,6 +515,16 @@ int main(int argc, char **argv)
     RUN(scatter_add_rows, "4212 into [4212,5120] bf16", .attrs = turned, IN(H(4212, 5120), I(4212, 0, turn)), OUT(H(4212, 5120)));
     RUN(scatter_add_rows, "4212 into [4212,2048] bf16", .attrs = turned, IN(H(4212, 2048), I(4212, 0, turn)), OUT(H(4212, 2048)));
     RUN(put_rows, "4212 into [6784,2048] bf16", IN(H(TOKENS, WIDTH), I(4212, 0, index), H(4212, WIDTH)), OUT(H(TOKENS, WIDTH)));
+    vlai_attrs patches = {.patchify = {.patch = 14, .temporal = 2, .mean = {0.48f, 0.46f, 0.41f}, .std = {0.27f, 0.26f, 0.28f}}};
+    int32_t *corners = vlai_array(PATCHES, 3 * sizeof *corners); /* of 52 pictures of 252 x 252 */
+    if (!corners)
+        return 1;
+    for (int i = 0; i < PATCHES; i++) {
+        corners[3 * i] = i / 324 * 252 * 252 * 3 + i % 324 / 18 * 14 * 756 + i % 18 * 42;
+        corners[3 * i + 1] = 756;
+        corners[3 * i + 2] = 0;
+    }
+    RUN(patchify, "[16848,1176] bf16", .attrs = patches, IN({VLA_U8, 52 * 252 * 252 * 3, 0, NULL}, I(PATCHES, 3, corners)), OUT(H(PATCHES, 1176)));
     RUN(cross_entropy, "[400,151936] fp32", IN(F(LABELS, VOCABULARY), I(LABELS, 0, labels)), OUT(F(1, 0), F(LABELS, 0), F(1, 0)));
     RUN(cross_entropy_grad, "[400,151936] fp32", IN(F(1, 0), F(LABELS, VOCABULARY), I(LABELS, 0, labels), F(1, 0)), OUT(F(LABELS, VOCABULARY)));
     vlai_attrs adamw = {.adamw = {.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1}};

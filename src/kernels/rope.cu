@@ -293,8 +293,9 @@ __global__ void __launch_bounds__(THREADS, 3)
 
 /* The same by whole rows: a thread has 16 columns of every `slots`-th row of its block's part, all of it its own, so that no thread
  * waits for another before the end. The next STAGES rows are on their way to shared memory, the next row's tables to registers.
- * Columns that are only summed are spread over the card as the others are. partial [parts of da, then of db, W]. */
-template <class C, int MOST, int STAGES, int BLOCKS>
+ * Columns that are only summed are spread over the card as the others are. INDEXED: rows are picked; else each stays in its place.
+ * partial [parts of da, then of db, W]. */
+template <class C, int MOST, int STAGES, int BLOCKS, bool INDEXED>
 __global__ void __launch_bounds__(MOST, BLOCKS)
     qkv_rope_rows_kernel(__grid_constant__ const rope_route<bf16> route, const C *c, const C *s, float *partial, __grid_constant__ const row_parts parts,
                          int per_row, int slots, int rotated, int half, int rest, bool in_place)
@@ -305,10 +306,10 @@ __global__ void __launch_bounds__(MOST, BLOCKS)
     bool second = blockIdx.x >= parts.a;
     int64_t rows = second ? route.rows_b : route.rows_a, part = blockIdx.x - (second ? parts.a : 0);
     int64_t limit = (part + 1) * parts.rows < rows ? (part + 1) * parts.rows : rows;
-    int end = (int)limit, row = (int)(part * parts.rows) + slot;
+    int end = (int)limit, row = (int)(part * parts.rows) + slot, last = limit < route.rows ? (int)limit : (int)route.rows;
     const int32_t *index = second ? route.at_b : route.at_a;
     pairs my = pairs_of<V>(group, rotated, half, rest);
-    bool turned = group < rotated;
+    bool turned = group < rotated, stored = turned || !in_place;
     bf16 *to = (second ? route.out_b : route.out_a) + my.at;
     const bf16 *source = route.a + my.at;
     float sum_a[V] = {0}, sum_b[V] = {0};
@@ -316,6 +317,8 @@ __global__ void __launch_bounds__(MOST, BLOCKS)
     c += my.pair;
     s += my.pair;
     auto place = [&](int at) { /* of the row of the result, or -1 */
+        if constexpr (!INDEXED)
+            return at < last ? at : -1;
         int from = at >= end ? -1 : index ? index[at] : at;
         return from < route.rows ? from : -1;
     };
@@ -354,7 +357,7 @@ __global__ void __launch_bounds__(MOST, BLOCKS)
         }
         load_tables(next);
         ask(stage, ahead);
-        if (turned || !in_place) {
+        if (stored) {
             bf16 *p = to + (int64_t)row * cols;
             a.store(p);
             b.store(p + my.apart);
@@ -414,7 +417,7 @@ int rotate_whole(const vlai_cuda_call *call, const rope_route<bf16> &route, cons
     int rotated = call->node->attrs.rope.heads * half / V, per_row = rotated + rest / (2 * V), slots = per_row ? MOST / per_row : 0;
     size_t bytes = (size_t)(slots * per_row) * STAGES * 2 * sizeof(uint4);
     static_assert(STAGES >= 2, "the ring holds the sums of every thread");
-    auto kernel = qkv_rope_rows_kernel<C, MOST, STAGES, BLOCKS>;
+    auto kernel = route.at_a || route.at_b ? qkv_rope_rows_kernel<C, MOST, STAGES, BLOCKS, true> : qkv_rope_rows_kernel<C, MOST, STAGES, BLOCKS, false>;
     if (!slots || route.rows > INT32_MAX / 2 || route.rows_a + route.rows_b > INT32_MAX / 2 || allow_ring(kernel, bytes)) {
         (void)cudaGetLastError();
         parts->strips = 0;
