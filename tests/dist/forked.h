@@ -66,7 +66,8 @@ static inline int forked_rank(const forked *f, int rank, int port)
     return bad;
 }
 
-/* Exit codes of the ranks, 128 + signal for those that were killed; returns how many are not 0. codes: NULL or [world]. */
+/* Exit codes of the ranks, 128 + signal for those that were killed; returns how many are not 0. codes: [world], or NULL: those that
+ * are not 0 are said on stderr. */
 static inline int forked_run(const forked *f, int *codes)
 {
     enum { MOST = 64 };
@@ -93,6 +94,10 @@ static inline int forked_run(const forked *f, int *codes)
             bad += code != 0;
             if (codes)
                 codes[r] = code;
+            else if (WIFSIGNALED(status))
+                fprintf(stderr, "rank %d was ended by signal %d\n", r, WTERMSIG(status));
+            else if (code)
+                fprintf(stderr, "rank %d ended with exit code %d\n", r, code);
         }
         if (left && vlai_now() - start > f->limit_s)
             for (int r = 0; r < f->world; r++)

@@ -1,8 +1,9 @@
 /* Test programs in parts, for tools under which the whole of one takes too long (tools/gpu-test, stage sanitizer):
  *
  *     PROGRAM --list                        names of the parts, one a line; wants no GPU
- *     PROGRAM [--short] [NAME[:I/N]...]     these parts alone, of NAME the I-th of N shares (1 to N); --short: fewer rounds of the
- *                                           same code
+ *     PROGRAM [--short | --few] [NAME[:I/N]...]     these parts alone, of NAME the I-th of N shares (1 to N); --short: fewer rounds of
+ *                                                   the same code; --few: besides, of every kind of problem one, as small as shows
+ *                                                   all that its kernels do: racecheck takes about a tenth of a second a launch
  *
  * A part that can be shared out asks `in_share()` before each of its pieces. */
 #ifndef VLA_PARTS_H
@@ -18,10 +19,20 @@ typedef struct test_part {
 } test_part;
 
 static struct {
-    bool brief; /* --short */
+    bool brief; /* --short, --few */
+    bool few;
     int share, of;
     long asked;
 } test_parts = {.share = 1, .of = 1};
+
+/* --short, --few: is the argument one of them? Sets what it asks for. */
+static inline bool parts_option(const char *argument)
+{
+    bool few = !strcmp(argument, "--few"), is = few || !strcmp(argument, "--short");
+    test_parts.brief |= is;
+    test_parts.few |= few;
+    return is;
+}
 
 /* "I/N"; false, and nothing changes, where it is something else. */
 static inline bool parts_share(const char *text)
@@ -64,9 +75,7 @@ static inline bool parts_begin(int argc, char **argv, const test_part *list, siz
             printf("%s\n", list[k].name);
         if (lists)
             return false;
-        if (!strcmp(argv[i], "--short")) {
-            test_parts.brief = true;
-        } else if (!parts_find(list, n, argv[i])) {
+        if (!parts_option(argv[i]) && !parts_find(list, n, argv[i])) {
             printf("'%s' is no part of this program: --list names them, NAME:I/N is a share\n0 passed, 1 failed\n", argv[i]);
             *code = 2;
             return false;
@@ -80,7 +89,7 @@ static inline void parts_run(int argc, char **argv, const test_part *list, size_
 {
     int named = 0;
     for (int i = 1; i < argc; i++) {
-        if (!strcmp(argv[i], "--short"))
+        if (parts_option(argv[i]))
             continue;
         const test_part *p = parts_find(list, n, argv[i]);
         named++;

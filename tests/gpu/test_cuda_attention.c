@@ -1,8 +1,9 @@
 /* Every implementation of attention on the device against the CPU twin, in segments of awkward lengths.
  *
- *     test_cuda_attention [--short] [I/N] [NAME...]      only the implementations named: windows wide wide-4 groups groups-l2 groups-1
- *                                                        cudnn segments tiles plain plain32;
- *                                                        the I-th of N shares of the problems (gpu/parts.h)
+ *     test_cuda_attention [--short | --few] [I/N] [NAME...]      only the implementations named: windows wide wide-4 groups groups-l2
+ *                                                                groups-1 cudnn segments tiles plain plain32; the I-th of N shares of
+ *                                                                the problems (gpu/parts.h); --few: own kernels, few segments, in
+ *                                                                which all buffers go round
  *
  * What may be wrong follows from what is rounded. Each result is a sum of terms; before the sum, a factor of each term (p, or
  * ds = p (dp - delta)) is rounded to the stored type, and the sum once more when it is stored: for bf16 by at most 2^-8, in
@@ -404,7 +405,7 @@ static void check_divisions(int which, const op_case *c, const tables *t, void *
     static int turn;
     int all = strncmp(vlai_cuda_attention_name(which), "groups", 6) == 0, one = turn++ % DIVISIONS;
     size_t length = strlen(test_state.what);
-    for (int by = all ? 0 : one; by < (all ? DIVISIONS : one + 1); by++) {
+    for (int by = all ? 0 : one; by < (all ? test_parts.few ? CHANCE + 1 : DIVISIONS : one + 1); by++) {
         streams s = divide(t, (division)by);
         snprintf(test_state.what + length, sizeof test_state.what - length, ", %s", names[by]);
         *(check_divided(which, c, &s, whole, want, of) ? &test_state.passed : &test_state.failed) += 1;
@@ -510,6 +511,9 @@ static const struct {
     {"270 rows or so", 0, 9, {270, 251, 290, 1, 257}},
     {"324 rows twice", 0, 0, {324, 324}},
     {"1 to 64 rows, odd ones between", 7, 2, {36, 64, 9, 31, 32, 33, 49, 63, 5, 17, 23, 4, 1, 61, 64, 47, 13, 29}},
+}, few_layouts[] = {
+    {"64, 33, 16, 3 rows", 1, 2, {64, 33, 16, 3}},
+    {"65, 1, 161 rows", 2, 1, {65, 1, 161}}, /* more tiles of 32 keys than the ring of the forward kernel has */
 };
 
 static const struct {
@@ -522,9 +526,7 @@ int main(int argc, char **argv)
     const char *named[16];
     names = named;
     for (int i = 1; i < argc; i++) {
-        if (!strcmp(argv[i], "--short"))
-            test_parts.brief = true;
-        else if (!parts_share(argv[i]) && n_names < (int)(sizeof named / sizeof *named))
+        if (!parts_option(argv[i]) && !parts_share(argv[i]) && n_names < (int)(sizeof named / sizeof *named))
             named[n_names++] = argv[i];
     }
     vlai_device_info info;
@@ -534,7 +536,20 @@ int main(int argc, char **argv)
         return 1;
     }
     test_state.multiprocessors = info.multiprocessors;
-    for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++)
+    for (size_t l = 0; test_parts.few && l < sizeof few_layouts / sizeof *few_layouts; l++)
+        for (size_t s = 0; s < 8; s++)
+            for (int causal = 0; causal < 2; causal++)
+                for (int kind = 0; kind < 3; kind++) { /* bf16, bf16 in three pieces, fp32 */
+                    if ((s > 2 && s != 5 && s != 7) || (kind && s > 1))
+                        continue;
+                    problem p = {.what = few_layouts[l].what, .dtype = kind == 2 ? VLA_F32 : VLA_BF16, .mask = causal ? VLA_MASK_CAUSAL : VLA_MASK_FULL,
+                                 .heads = shapes[s].heads, .kv_heads = shapes[s].kv_heads, .dim = shapes[s].dim, .packed = kind != 1,
+                                 .front = few_layouts[l].front, .back = few_layouts[l].back};
+                    memcpy(p.length, few_layouts[l].length, sizeof p.length);
+                    if (in_share())
+                        check(&p);
+                }
+    for (size_t l = 0; !test_parts.few && l < sizeof layouts / sizeof *layouts; l++)
         for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
             for (int causal = 0; causal < 2; causal++)
                 for (int packed = 0; packed < 2; packed++) {

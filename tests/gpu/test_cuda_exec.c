@@ -1,6 +1,6 @@
 /* Executions on a device: every way of running a plan gives the bits of the plain way, and steps cost nothing but work.
  *
- *     test_cuda_exec [--list] [--short] [PART[:I/N]...]      ways can be shared out (gpu/parts.h)
+ *     test_cuda_exec [--list] [--short | --few] [PART[:I/N]...]      ways can be shared out (gpu/parts.h); --few: a smaller network too
  *
  * A two-lane network with norms, products, attention-free branches that meet, and its whole AdamW step. Compared bit for
  * bit after several steps: plain launches, lanes, replay, grouped update, all of them, and steps that were submitted ahead.
@@ -21,7 +21,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ROWS = 384, SMALL = 40, WIDTH = 256, INNER = 512, LAYERS = 4, STEPS = 6 };
+enum { LAYERS = 4, STEPS = 6 };
+static struct {
+    int rows, small, width, inner, layers;
+} net = {384, 40, 256, 512, LAYERS};
 
 static int passed, failed;
 static const vla_adamw_options adamw = {sizeof(vla_adamw_options), 0.9, 0.95, 1e-8, 0.1, 1.0, 1};
@@ -53,11 +56,11 @@ static vla_value block(vla_graph *g, const char *prefix, int layer, vla_value x)
 {
     char name[32];
     snprintf(name, sizeof name, "%s.norm", prefix);
-    vla_value y = vla_rms_norm(g, x, weight(g, name, layer, VLA_PRECISE, WIDTH, 0), 1e-6);
+    vla_value y = vla_rms_norm(g, x, weight(g, name, layer, VLA_PRECISE, net.width, 0), 1e-6);
     snprintf(name, sizeof name, "%s.up", prefix);
-    y = vla_swiglu(g, vla_linear(g, y, weight(g, name, layer, VLA_COMPUTE, 2 * INNER, WIDTH), VLA_NONE));
+    y = vla_swiglu(g, vla_linear(g, y, weight(g, name, layer, VLA_COMPUTE, 2 * net.inner, net.width), VLA_NONE));
     snprintf(name, sizeof name, "%s.down", prefix);
-    return vla_add(g, x, vla_linear(g, y, weight(g, name, layer, VLA_COMPUTE, WIDTH, INNER), VLA_NONE));
+    return vla_add(g, x, vla_linear(g, y, weight(g, name, layer, VLA_COMPUTE, net.width, net.inner), VLA_NONE));
 }
 
 /* Two streams; in each layer the small one takes the first rows of the large one in. */
@@ -66,16 +69,16 @@ static vla_graph *network(void)
     vla_graph *g;
     vla_error err;
     need(vla_graph_create(&g, &err), &err, "graph");
-    vla_value x = vla_graph_input(g, "x", VLA_COMPUTE, 2, (int64_t[]){ROWS, WIDTH});
-    vla_value s = vla_graph_input(g, "s", VLA_COMPUTE, 2, (int64_t[]){SMALL, WIDTH});
-    for (int l = 0; l < LAYERS; l++) {
+    vla_value x = vla_graph_input(g, "x", VLA_COMPUTE, 2, (int64_t[]){net.rows, net.width});
+    vla_value s = vla_graph_input(g, "s", VLA_COMPUTE, 2, (int64_t[]){net.small, net.width});
+    for (int l = 0; l < net.layers; l++) {
         x = block(g, "large", l, x);
         vlai_graph_lane(g, 1);
-        s = block(g, "small", l, vla_add(g, s, vla_slice_rows(g, x, l * SMALL, SMALL)));
+        s = block(g, "small", l, vla_add(g, s, vla_slice_rows(g, x, l * net.small, net.small)));
         vlai_graph_lane(g, 0);
     }
-    vla_value target = vla_graph_input(g, "target", VLA_PRECISE, 2, (int64_t[]){SMALL, WIDTH});
-    vla_value mask = vla_fill(g, VLA_PRECISE, 2, (int64_t[]){SMALL, WIDTH}, 1);
+    vla_value target = vla_graph_input(g, "target", VLA_PRECISE, 2, (int64_t[]){net.small, net.width});
+    vla_value mask = vla_fill(g, VLA_PRECISE, 2, (int64_t[]){net.small, net.width}, 1);
     vla_value loss = vla_masked_mse(g, vla_cast(g, s, VLA_PRECISE), target, mask).loss;
     vla_graph_name(g, loss, "loss");
     need(vla_graph_backward(g, loss, 1.0, &err), &err, "backward");
@@ -107,9 +110,9 @@ static vla_store *make_store(vla_executor *ex)
     vla_store *s;
     vla_error err;
     need(vla_store_create(&s, &err), &err, "store");
-    for (int l = 0; l < LAYERS; l++) {
-        add(s, "large.norm", l, VLA_PRECISE, WIDTH, 0), add(s, "large.up", l, VLA_COMPUTE, 2 * INNER, WIDTH), add(s, "large.down", l, VLA_COMPUTE, WIDTH, INNER);
-        add(s, "small.norm", l, VLA_PRECISE, WIDTH, 0), add(s, "small.up", l, VLA_COMPUTE, 2 * INNER, WIDTH), add(s, "small.down", l, VLA_COMPUTE, WIDTH, INNER);
+    for (int l = 0; l < net.layers; l++) {
+        add(s, "large.norm", l, VLA_PRECISE, net.width, 0), add(s, "large.up", l, VLA_COMPUTE, 2 * net.inner, net.width), add(s, "large.down", l, VLA_COMPUTE, net.width, net.inner);
+        add(s, "small.norm", l, VLA_PRECISE, net.width, 0), add(s, "small.up", l, VLA_COMPUTE, 2 * net.inner, net.width), add(s, "small.down", l, VLA_COMPUTE, net.width, net.inner);
     }
     need(vla_store_allocate_on(s, ex, VLA_BF16_MASTER, VLA_STORE_STEP, 0, &err), &err, "store on the device");
     for (size_t i = 0; i < vla_store_count(s); i++) {
@@ -133,9 +136,9 @@ static void fill(vla_run *run, int step)
     uint16_t *x = vla_run_data(run, "x"), *s = vla_run_data(run, "s");
     float *target = vla_run_data(run, "target");
     double *hyper = vla_run_data(run, "hyper");
-    for (int i = 0; i < ROWS * WIDTH; i++)
+    for (int i = 0; i < net.rows * net.width; i++)
         x[i] = bf16(value(i + step * 11));
-    for (int i = 0; i < SMALL * WIDTH; i++) {
+    for (int i = 0; i < net.small * net.width; i++) {
         s[i] = bf16(value(5 * i + step));
         target[i] = value(3 * i + step);
     }
@@ -484,6 +487,12 @@ int main(int argc, char **argv)
     int code;
     if (!parts_begin(argc, argv, list, sizeof list / sizeof *list, &code))
         return code;
+    if (test_parts.few) {
+        net.rows = 96;
+        net.width = 64;
+        net.inner = 128;
+        net.layers = 1;
+    }
     parts_run(argc, argv, list, sizeof list / sizeof *list, NULL);
     printf("%d passed, %d failed\n", passed, failed);
     return failed != 0;
