@@ -307,24 +307,24 @@ static void check_run(look *l)
     if (!vlai_look_judge(l, "run", vlai_wallx_task_open(l->config, &l->task, &e), &e))
         return;
     const vlai_wallx_setup *s = vlai_wallx_task_setup(l->task);
-    int64_t step = s->options.batch * s->options.accumulation * l->ranks;
-    if (s->samples.count < step) {
-        vla_status status = vlai_fail_hint(&e, VLA_E_INVALID, "lower hyperparams.batch_size_per_gpu or gradient_accumulation_steps, or add data",
-                                           "the training split has %" PRId64 " samples, a step takes %" PRId64 " x %" PRId64 " x %d rank%s", s->samples.count,
-                                           s->options.batch, s->options.accumulation, l->ranks, l->ranks == 1 ? "" : "s");
-        vlai_look_judge(l, "run", status, &e);
+    vla_trainer_options *o = &l->options;
+    *o = s->options;
+    o->world = l->ranks;
+    vla_checkpoint *c = NULL;
+    vla_status status = o->resume ? vla_checkpoint_open(o->resume, &c, &e) : VLA_OK;
+    if (status == VLA_OK && c)
+        status = vlai_state_follow(vla_checkpoint_state(c), vla_checkpoint_path(c), o, &e);
+    const int64_t step = o->batch * o->accumulation * l->ranks;
+    if (status == VLA_OK && s->samples.count < step)
+        status = vlai_fail_hint(&e, VLA_E_INVALID, "lower hyperparams.batch_size_per_gpu or gradient_accumulation_steps, or add data",
+                                "the training split has %" PRId64 " samples, a step takes %" PRId64 " x %" PRId64 " x %d rank%s", s->samples.count,
+                                o->batch, o->accumulation, l->ranks, l->ranks == 1 ? "" : "s");
+    vlai_progress progress;
+    if (status == VLA_OK && c)
+        status = vlai_state_read(vla_checkpoint_state(c), vla_checkpoint_path(c), o, s->samples.count, &progress, &e);
+    vla_checkpoint_close(c);
+    if (!vlai_look_judge(l, "run", status, &e))
         return;
-    }
-    if (s->options.resume) {
-        vla_checkpoint *c = NULL;
-        vlai_progress progress;
-        vla_status status = vla_checkpoint_open(s->options.resume, &c, &e);
-        if (status == VLA_OK)
-            status = vlai_state_read(vla_checkpoint_state(c), vla_checkpoint_path(c), &s->options, s->samples.count, &progress, &e);
-        vla_checkpoint_close(c);
-        if (!vlai_look_judge(l, "run", status, &e))
-            return;
-    }
     vlai_look_say(l, "run", VLAI_CHECK_OK, "%" PRId64 " training samples of %" PRId64 " episodes, %" PRId64 " validation samples of %" PRId64
                   ", %" PRId64 " steps an epoch", s->samples.count, s->train_episodes, s->validation.count, s->validation_episodes,
                   s->samples.count / step);
@@ -337,7 +337,7 @@ static void check_disk(look *l)
         vlai_look_say(l, "disk", VLAI_CHECK_SKIPPED, "needs the plan");
         return;
     }
-    const vla_trainer_options *o = &vlai_wallx_task_setup(l->task)->options;
+    const vla_trainer_options *o = &l->options;
     uint64_t bytes = l->out->memory.files, room;
     l->out->checkpoint_bytes = bytes;
     if (!vlai_look_judge(l, "disk", vlai_ckpt_free_bytes(o->run, &room, &e), &e))

@@ -21,6 +21,7 @@ typedef struct look {
     vla_dataset *set;
     vlai_contract contract;
     vlai_wallx_task *task;
+    vla_trainer_options options; /* the task's, of so many ranks, as a run goes on from its checkpoint */
     vla_executor *executor; /* of the GPU that the run wants; NULL on a CPU */
 } look;
 

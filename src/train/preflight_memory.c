@@ -396,7 +396,7 @@ static vla_status say_short(const vlai_preflight *p, size_t peak, size_t limit, 
 static vla_status plan_run(look *l, prompts *p, slots *made, assumed *a, vlai_run_settings *settings, vla_error *err)
 {
     const vlai_wallx_setup *s = vlai_wallx_task_setup(l->task);
-    const vla_trainer_options *o = &s->options;
+    const vla_trainer_options *o = &l->options;
     vlai_preflight *out = l->out;
     size_t worker;
     VLA_TRY(measure_worker(s, &worker, err));

@@ -94,6 +94,18 @@ static void ranks_share_the_state(void **state)
     assert_true(output_has(" x 4096 ranks"));
 }
 
+/* A run of one rank goes on with two: a step keeps its samples, and what does not divide them is said before the run. */
+static void ranks_go_on(void **state)
+{
+    (void)state;
+    static const char sizes[] = "--config " DEMO_CONFIG " --hyperparams.batch_size_per_gpu=8 --hyperparams.gradient_accumulation_steps=4";
+    assert_int_equal(run("train %s --stop-at 1 --checkpoint.save_path=saved", sizes), 0);
+    assert_int_equal(run("preflight %s --ranks 2 --checkpoint.resume_from=saved", sizes), 0);
+    assert_true(output_has("accumulation is 2 instead of 4"));
+    assert_int_equal(run("preflight %s --ranks 3 --checkpoint.resume_from=saved", sizes), 2);
+    assert_true(output_has("batch 8 x 3 ranks does not divide that"));
+}
+
 enum { HORIZON = 4 }; /* of DEMO_CONFIG */
 
 /* Columns of the embedding. */
@@ -303,7 +315,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(all_is_well),      cmocka_unit_test(all_findings_at_once), cmocka_unit_test(statistics_of_another_set),
-        cmocka_unit_test(settings_that_fit), cmocka_unit_test(forecast_is_kept),     cmocka_unit_test(ranks_share_the_state),
+        cmocka_unit_test(settings_that_fit), cmocka_unit_test(forecast_is_kept),     cmocka_unit_test(ranks_share_the_state), cmocka_unit_test(ranks_go_on),
         cmocka_unit_test(other_sizes),
     };
     return cmocka_run_group_tests_name("preflight", tests, make_inputs, drop_root);
