@@ -136,7 +136,7 @@ void describe_graph(fe::graph::Graph &g, const vlai_sdpa_shape &s)
     tensor o = operand(g, O, s, heads, dim, s.o_stride, of_o), dy = operand(g, DY, s, heads, dim, s.o_stride, of_o);
     tensor stats = operand(g, STATS, s, heads, 1, heads, of_stats, fe::DataType_t::FLOAT);
     auto options = fe::graph::SDPA_backward_attributes().set_attn_scale(s.scale).set_padding_mask(true);
-    options.set_seq_len_q(lengths).set_seq_len_kv(lengths).set_causal_mask(s.causal != 0).set_deterministic_algorithm(s.deterministic != 0);
+    options.set_seq_len_q(lengths).set_seq_len_kv(lengths).set_causal_mask(s.causal != 0);
     auto [dq, dk, dv] = g.sdpa_backward(q, k, v, o, dy, stats, options);
     result(dq, DQ, s, heads, dim, s.dq_stride, of_dq);
     result(dk, DK, s, kv_heads, dim, s.dkv_stride, of_dkv);
@@ -145,10 +145,9 @@ void describe_graph(fe::graph::Graph &g, const vlai_sdpa_shape &s)
 
 bool same(const vlai_sdpa_shape &a, const vlai_sdpa_shape &b)
 {
-    return a.backward == b.backward && a.causal == b.causal && a.deterministic == b.deterministic && a.heads == b.heads &&
-           a.kv_heads == b.kv_heads && a.head_dim == b.head_dim && a.segments == b.segments && a.longest == b.longest &&
-           a.q_stride == b.q_stride && a.kv_stride == b.kv_stride && a.o_stride == b.o_stride && a.dq_stride == b.dq_stride &&
-           a.dkv_stride == b.dkv_stride && a.scale == b.scale;
+    return a.backward == b.backward && a.causal == b.causal && a.heads == b.heads && a.kv_heads == b.kv_heads && a.head_dim == b.head_dim &&
+           a.segments == b.segments && a.longest == b.longest && a.q_stride == b.q_stride && a.kv_stride == b.kv_stride &&
+           a.o_stride == b.o_stride && a.dq_stride == b.dq_stride && a.dkv_stride == b.dkv_stride && a.scale == b.scale;
 }
 
 } // namespace

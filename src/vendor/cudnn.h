@@ -23,7 +23,7 @@ VLA_BEGIN_DECLS
 
 /* bf16 operands; row strides in elements. */
 typedef struct vlai_sdpa_shape {
-    int backward, causal, deterministic;
+    int backward, causal;
     int heads, kv_heads, head_dim;
     int64_t segments, longest; /* no segment has more rows */
     int64_t q_stride, kv_stride, o_stride, dq_stride, dkv_stride;
