@@ -719,7 +719,7 @@ __global__ void __launch_bounds__(BLOCK::TEAMS *TEAM, BLOCK::BLOCKS)
             mine[(j * 4 + e) * TEAM] = keys ? acc_v[j][e] : acc_k[j][e];
     /* The first wait, to which whole warps come, puts all writes before all reads: no address is written twice or read before. The
      * second is for racecheck. Behind a wait of the block that follows waits of single teams it now and then takes the first reads of
-     * a warp for reads before the wait. What it named were the first one to twelve that a warp makes, whenever their addresses had
+     * a warp for reads before the wait. What it named were the first one to ten that a warp makes, whenever their addresses had
      * been written; had a warp really got past, it would be all of them. Past the second wait, every warp has left the first. */
     __syncthreads();
     __syncthreads();

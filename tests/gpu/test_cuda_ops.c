@@ -273,6 +273,7 @@ static void ways(void)
     vlai_cuda_ways before = vlai_cuda_way;
     for (int way = 0; way < VLAI_WAYS_NORM_BACKWARD; way++) {
         vlai_cuda_way = (vlai_cuda_ways){.norm_backward = way, .totals = way % 2};
+        test_state.choice++;
         EACH_TYPE(w) {
             EACH(int64_t, rows, 1, 5, 35)
                 EACH(int64_t, cols, 1024, 1280, 2048)
@@ -284,6 +285,7 @@ static void ways(void)
     }
     for (int way = 0; way < VLAI_WAYS_ROPE_SUMS; way++) {
         vlai_cuda_way = (vlai_cuda_ways){.rope_sums = way, .totals = way % 2};
+        test_state.choice++;
         EACH_TYPE(table) {
             packed_rope(VLA_BF16, table, 37, 5, 80, 3, 80);
             packed_rope(VLA_BF16, table, 9, 0, 80, 1, 0);
