@@ -128,8 +128,9 @@ template <bool FAST> struct silu_grad_op {
 template <bool FAST> __device__ inline float phi(float x, float &e)
 {
     if constexpr (FAST) {
-        float t = __fdividef(1.0f, 1.0f + 0.362f * fabsf(x)), p = 0.04793756f;
-        e = exp2f(x * x * -0.72134752f);
+        float t, p = 0.04793756f;
+        asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(t) : "f"(1.0f + 0.362f * fabsf(x)));
+        asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(x * x * -0.72134752f));
         p = p * t - 0.18000723f;
         p = p * t + 0.17661399f;
         p = p * t + 0.0288337f;
