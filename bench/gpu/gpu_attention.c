@@ -1,6 +1,6 @@
 /* Times every implementation of attention at the sizes of a Wall-X step (batch 26), forward and backward, on packed q|k|v.
  *
- *     gpu_attention [NAME...]      only the implementations named: windows wide wide-4 groups groups-l2 groups-1 cudnn segments tiles plain
+ *     gpu_attention [NAME...]      only the implementations named: windows wide wide-4 groups groups-l2 groups-1 long cudnn segments tiles plain
  *
  * Median of 25 runs of 8 launches on a warm card, which follow each other as in a step; buffers are taken in turn, so many sets
  * that nothing is found in L2 that a step would not find there. TFLOP/s count visible pairs, 4 D forward and 10 D backward. The

@@ -11,6 +11,7 @@
  *     wide       the same, on sm_90a; wide-4: with heads in four lanes. Neither is measured yet   (kernels/attention_wide.cu)
  *     groups     whole or causal segments, on sm_90a   (kernels/attention_groups.cu); groups-l2, groups-1: in another order of
  *                blocks, not measured yet
+ *     long       full segments, backward, on sm_90a: not measured yet   (kernels/attention_wide.cu)
  *     cudnn      whole or causal segments, where a plan was made: fast attention alone   (kernels/attention_cudnn.cu)
  *     segments   whole or causal segments   (kernels/attention_segments.cuh)
  *     tiles      any mask, bf16 up to D = 128   (kernels/attention_tiles.cuh)
@@ -505,6 +506,12 @@ template <group_order ORDER> int backward_groups(const attention_task &task)
     return attention_groups_backward(task, ORDER);
 }
 
+/* Of an implementation that has no forward pass of its own. */
+int forward_none(const attention_task &)
+{
+    return (int)cudaErrorInvalidValue;
+}
+
 int forward_cudnn(const attention_task &task)
 {
     return attention_cudnn_run(task, false);
@@ -530,6 +537,7 @@ const implementation implementations[] = {
     {"groups", attention_groups_fits, forward_groups<GROUP_BY_TILE>, backward_groups<GROUP_BY_TILE>, attention_groups_streams},
     {"groups-l2", attention_groups_fits, forward_groups<GROUP_BY_SEGMENT>, backward_groups<GROUP_BY_SEGMENT>, attention_groups_streams},
     {"groups-1", attention_groups_fits, forward_groups<GROUP_BY_SEGMENT_APART>, backward_groups<GROUP_BY_SEGMENT_APART>, attention_groups_streams},
+    {"long", attention_long_fits, forward_none, attention_long_backward},
     {"cudnn", [](const attention_task &t) { return t.plan != nullptr; }, forward_cudnn, backward_cudnn},
     {"segments", fits_segments, forward_segments, backward_segments},
     {"tiles", [](const attention_task &t) { return t.dtype == VLA_BF16 && t.shape.dim <= 128; }, forward_tiles, backward_tiles},

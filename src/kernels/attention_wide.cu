@@ -16,6 +16,7 @@
  * 4 to 7 of 8 (the 32-byte swizzle). Rows that do not exist, and columns past the head dimension, are zeros. Every sum has a fixed order. */
 #include "kernels/attention_wide.cuh"
 #include "kernels/attention_rows.cuh"
+#include "kernels/attention_segments.cuh"
 #include "kernels/hopper.cuh"
 
 namespace {
@@ -28,8 +29,13 @@ enum {
     WIDE_TILE = TAIL_AT + TEAM_ROWS * TAIL_BYTES,
     WIDE_BLOCKS = 3,                     /* of a multiprocessor */
     FORWARD_TILES = 2 * 3,               /* q, k, v twice */
-    BACKWARD_TILES = 2 * 3 + 1           /* q, k, do twice, v */
+    BACKWARD_TILES = 2 * 3 + 1,          /* q, k, do twice, v */
+    LONG_TILES = 2 + 2 * 2,              /* of long segments: two that stay, two that pass by twice */
+    LONG_KEY_BLOCKS = 2                  /* of a multiprocessor */
 };
+
+/* Of a query and head of long segments: lse in powers of 2, delta times the scale. */
+using long_facts = float2;
 
 /* Dynamic shared memory of so many tiles, which begin at a multiple of 1024 bytes. */
 constexpr size_t wide_shared(int tiles)
@@ -203,8 +209,25 @@ struct wide_result {
     __device__ void end()
     {
         product_wait<0>();
+        take();
+    }
+    __device__ void take()
+    {
         product_take(panel);
         product_take(tail);
+    }
+    /* += p b. */
+    __device__ void add(const uint32_t (&p)[4][4], const unsigned char *b)
+    {
+        uint64_t at = tile_descriptor(b, PANEL_BYTES), at_tail = wide_tail(b);
+        take();
+        product_begin();
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            wide_product<64>::registers(panel, p[k], at + k * 16 * PANEL_BYTES / 16);
+            wide_product<16>::registers(tail, p[k], at_tail + k * 16 * TAIL_BYTES / 16);
+        }
+        product_end();
     }
 };
 
@@ -502,6 +525,233 @@ __global__ void __launch_bounds__(TEAM, WIDE_BLOCKS)
 #endif
 }
 
+/* Long segments, backward, in tiles of the same kind: a block has 64 queries, then 64 keys, and all of the segment passes by. Grid of both: heads, tiles, segments
+ * and one more for the rows outside them. */
+
+#ifdef VLAI_HOPPER
+
+__device__ inline wide_unit long_tile(const segment_rows &of, int row, int head)
+{
+    return {row, min(of.end - row, (int)TEAM_ROWS), TEAM_ROWS, head, 1, 0, 1};
+}
+
+/* Two operands of a tile. */
+__device__ inline void long_load(unsigned char *to, const wide_unit &tile, const bf16 *a, int64_t a_stride, const bf16 *b, int64_t b_stride, int dim)
+{
+    unsigned char *const to_a[1] = {to}, *const to_b[1] = {to + WIDE_TILE};
+    const bf16 *const from_a[1] = {a + tile.row * a_stride + (int64_t)tile.head * dim};
+    const bf16 *const from_b[1] = {b + tile.row * b_stride + (int64_t)tile.head * dim};
+    wide_load(tile, to_a, from_a, (int)a_stride, dim);
+    wide_load(tile, to_b, from_b, (int)b_stride, dim);
+}
+
+#endif
+
+/* facts [N, heads] and, unless NULL, dq. */
+__global__ void __launch_bounds__(TEAM, WIDE_BLOCKS)
+    long_query_grad_kernel(attention_shape s, const int32_t *segments, const bf16 *dy, const bf16 *q, const bf16 *k, const bf16 *v,
+                           const bf16 *o, const float *lse, long_facts *facts, bf16 *dq)
+{
+#ifdef VLAI_HOPPER
+    unsigned char *tiles = wide_tiles(), *tile_q = tiles, *tile_dy = tiles + WIDE_TILE;
+    const wide_thread me;
+    int head = blockIdx.x, outside = (int)gridDim.z - 1;
+    if ((int)blockIdx.z == outside) {
+        rows_outside(s, segments, outside, (int)blockIdx.y, (int)gridDim.y, [&](int row) {
+            for (int c = threadIdx.x; dq && c < s.dim; c += TEAM)
+                dq[row * s.dq_stride + (int64_t)head * s.dim + c] = __float2bfloat16_rn(0.0f);
+        });
+        return;
+    }
+    segment_rows of = segment_of(s, segments, blockIdx.z);
+    int first = of.first + (int)blockIdx.y * TEAM_ROWS;
+    if (first >= of.end)
+        return;
+    wide_unit mine = long_tile(of, first, head);
+    int chunks = (of.end - of.first + TEAM_ROWS - 1) / TEAM_ROWS;
+    auto stage = [&](int n) { return tiles + (2 + n % 2 * 2) * WIDE_TILE; };
+    auto load = [&](int n) {
+        long_load(stage(n), long_tile(of, of.first + n * TEAM_ROWS, head), k, s.kv_stride, v, s.kv_stride, s.dim);
+        copy_commit();
+    };
+    long_load(tile_q, mine, q, s.q_stride, dy, s.o_stride, s.dim);
+    load(0);
+    float power[2], mean[2] = {0, 0}, scale = s.scale * LOG2E;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int row = me.row(r);
+        power[r] = row < mine.rows ? lse[(int64_t)(first + row) * s.heads + head] * LOG2E : INFINITY; /* rows that do not exist: p = 0 */
+    }
+    /* Two threads take a row of o. */
+    int half_row = threadIdx.x / 2, half = threadIdx.x % 2 * (WIDE_PIECES / 2);
+    bool there = half_row < mine.rows;
+    uint4 out[WIDE_PIECES / 2];
+#pragma unroll
+    for (int i = 0; i < WIDE_PIECES / 2; i++)
+        out[i] = there && (half + i) * 8 < s.dim
+                     ? *reinterpret_cast<const uint4 *>(o + (first + half_row) * s.o_stride + (int64_t)head * s.dim + (half + i) * 8)
+                     : make_uint4(0, 0, 0, 0);
+    float own = there ? lse[(int64_t)(first + half_row) * s.heads + head] * LOG2E : 0.0f;
+    wide_result acc = {};
+#pragma unroll 1
+    for (int n = 0; n < chunks; n++) {
+        unsigned char *tile_k = stage(n), *tile_v = tile_k + WIDE_TILE;
+        wide_arrived(); /* and nobody needs the other stage */
+        float x[8][4], dp[8][4];
+        product_begin();
+        wide_scores(x, tile_q, tile_k);
+        product_end();
+        wide_scores(dp, tile_dy, tile_v);
+        product_end();
+        if (n + 1 < chunks)
+            load(n + 1);
+        if (n == 0) {
+            float sum = 0;
+#pragma unroll
+            for (int i = 0; i < WIDE_PIECES / 2; i++) {
+                uint4 other = *reinterpret_cast<const uint4 *>(tile_dy + wide_place(half_row, half + i));
+                const __nv_bfloat162 *a = reinterpret_cast<const __nv_bfloat162 *>(&other), *b = reinterpret_cast<const __nv_bfloat162 *>(&out[i]);
+#pragma unroll
+                for (int c = 0; c < 4; c++) {
+                    float2 fa = __bfloat1622float2(a[c]), fb = __bfloat1622float2(b[c]);
+                    sum += fa.x * fb.x + fa.y * fb.y;
+                }
+            }
+            sum = (sum + __shfl_xor_sync(0xFFFFFFFFu, sum, 1)) * s.scale;
+            if (there && threadIdx.x % 2 == 0)
+                facts[(int64_t)(first + half_row) * s.heads + head] = make_float2(own, sum);
+            /* Row r of a warp's 16 was summed by its lanes 2 r and 2 r + 1. */
+            mean[0] = __shfl_sync(0xFFFFFFFFu, sum, 2 * me.g);
+            mean[1] = __shfl_sync(0xFFFFFFFFu, sum, 2 * me.g + 16);
+        }
+        product_wait<1>();
+        product_take(x);
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                x[j][e] = exp2_fast(x[j][e] * scale - power[e / 2]);
+        int left = of.end - of.first - n * TEAM_ROWS - 2 * me.t; /* keys from this thread's first column on */
+        if (n + 1 == chunks)
+#pragma unroll
+            for (int j = 0; j < 8; j++)
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    x[j][e] = 8 * j + e % 2 < left ? x[j][e] : 0.0f;
+        product_wait<0>();
+        product_take(dp);
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                dp[j][e] = x[j][e] * (dp[j][e] * s.scale - mean[e / 2]);
+        uint32_t ds[4][4];
+        rows_pack<4>(ds, dp);
+        product_take(ds);
+        acc.add(ds, tile_k);
+        acc.end();
+    }
+    if (!dq)
+        return;
+    uint32_t rounded[WIDE_PIECES / 2][4];
+    wide_round(rounded, acc, 1.0f, 1.0f);
+    __syncthreads(); /* nobody needs q */
+    wide_store(dq, (int)s.dq_stride, s.dim, mine, tile_q, me, rounded);
+#endif
+}
+
+/* dk, dv; either may be NULL. p and dS are transposed here, and pass from product to product in registers. Rows of q and do that do not
+ * exist are zeros, as are their facts: p = 1 and dS = 0 meet zeros. */
+__global__ void __launch_bounds__(TEAM, LONG_KEY_BLOCKS)
+    long_key_grad_kernel(attention_shape s, const int32_t *segments, const bf16 *dy, const bf16 *q, const bf16 *k, const bf16 *v,
+                         const long_facts *facts, bf16 *dk, bf16 *dv)
+{
+#ifdef VLAI_HOPPER
+    __shared__ __align__(16) long_facts side[2][TEAM_ROWS];
+    unsigned char *tiles = wide_tiles(), *tile_k = tiles, *tile_v = tiles + WIDE_TILE;
+    const wide_thread me;
+    int head = blockIdx.x, outside = (int)gridDim.z - 1;
+    if ((int)blockIdx.z == outside) {
+        rows_outside(s, segments, outside, (int)blockIdx.y, (int)gridDim.y, [&](int row) {
+            for (int c = threadIdx.x; c < s.dim; c += TEAM) {
+                if (dk)
+                    dk[row * s.dkv_stride + (int64_t)head * s.dim + c] = __float2bfloat16_rn(0.0f);
+                if (dv)
+                    dv[row * s.dkv_stride + (int64_t)head * s.dim + c] = __float2bfloat16_rn(0.0f);
+            }
+        });
+        return;
+    }
+    segment_rows of = segment_of(s, segments, blockIdx.z);
+    int first = of.first + (int)blockIdx.y * TEAM_ROWS;
+    if (first >= of.end)
+        return;
+    wide_unit mine = long_tile(of, first, head);
+    int chunks = (of.end - of.first + TEAM_ROWS - 1) / TEAM_ROWS;
+    auto stage = [&](int n) { return tiles + (2 + n % 2 * 2) * WIDE_TILE; };
+    auto load = [&](int n) {
+        wide_unit tile = long_tile(of, of.first + n * TEAM_ROWS, head);
+        long_load(stage(n), tile, q, s.q_stride, dy, s.o_stride, s.dim);
+        int row = threadIdx.x;
+        if (row < TEAM_ROWS)
+            copy_async<8>(&side[n % 2][row], facts + (int64_t)(tile.row + min(row, tile.rows - 1)) * s.heads + head, row < tile.rows);
+        copy_commit();
+    };
+    long_load(tile_k, mine, k, s.kv_stride, v, s.kv_stride, s.dim);
+    load(0);
+    float scale = s.scale * LOG2E;
+    wide_result acc_k = {}, acc_v = {};
+#pragma unroll 1
+    for (int n = 0; n < chunks; n++) {
+        unsigned char *tile_q = stage(n), *tile_dy = tile_q + WIDE_TILE;
+        const float4 *pair = reinterpret_cast<const float4 *>(side[n % 2]); /* of columns 2 i and 2 i + 1 */
+        wide_arrived(); /* and nobody needs the other stage */
+        float x[8][4], dp[8][4];
+        product_begin();
+        wide_scores(x, tile_k, tile_q);
+        product_end();
+        wide_scores(dp, tile_v, tile_dy);
+        product_end();
+        if (n + 1 < chunks)
+            load(n + 1);
+        product_wait<1>();
+        product_take(x);
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            float4 two = pair[j * 4 + me.t];
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                x[j][e] = exp2_fast(x[j][e] * scale - (e % 2 ? two.z : two.x));
+        }
+        uint32_t p[4][4], ds[4][4];
+        rows_pack<4>(p, x);
+        product_take(p);
+        acc_v.add(p, tile_dy);
+        product_wait<1>();
+        product_take(dp);
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            float4 two = pair[j * 4 + me.t];
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                dp[j][e] = x[j][e] * (dp[j][e] * s.scale - (e % 2 ? two.w : two.y));
+        }
+        rows_pack<4>(ds, dp);
+        product_take(ds);
+        acc_k.add(ds, tile_q);
+        product_wait<0>();
+        acc_v.take();
+        acc_k.take();
+    }
+    __syncthreads(); /* nobody needs k and v */
+    uint32_t rounded[WIDE_PIECES / 2][4];
+    wide_round(rounded, acc_k, 1.0f, 1.0f);
+    wide_store(dk, (int)s.dkv_stride, s.dim, mine, tile_k, me, rounded);
+    wide_round(rounded, acc_v, 1.0f, 1.0f);
+    wide_store(dv, (int)s.dkv_stride, s.dim, mine, tile_v, me, rounded);
+#endif
+}
+
 /* Whether the code was compiled for the device: kernels without it take few registers. */
 bool compiled()
 {
@@ -562,5 +812,32 @@ int attention_wide_backward(const attention_task &t, int lanes)
     wide_grad_kernel<<<blocks, TEAM, wide_shared(BACKWARD_TILES), t.stream>>>(t.shape, lanes, (const bf16 *)t.dy, (const bf16 *)t.q, (const bf16 *)t.k,
                                                                             (const bf16 *)t.v, t.lse, (bf16 *)t.dq, (bf16 *)t.dk,
                                                                             (bf16 *)t.dv);
+    return launched();
+}
+
+bool attention_long_fits(const attention_task &t)
+{
+    const attention_shape &s = t.shape;
+    return t.backward && t.dtype == VLA_BF16 && t.mask == VLA_MASK_FULL && t.segments && t.n_segments > 0 && t.n_segments < 65535 && t.longest > 0 &&
+           s.queries == s.keys && s.queries < MOST_STREAM_ROWS && s.group == 1 && s.dim <= WIDE_DIM && s.vector && s.scale > 0 &&
+           t.workspace_bytes >= (size_t)(s.queries * s.heads) * sizeof(long_facts) && compiled();
+}
+
+int attention_long_backward(const attention_task &t)
+{
+    const attention_shape &s = t.shape;
+    long_facts *facts = (long_facts *)t.workspace;
+    dim3 grid((unsigned)s.heads, blocks_for(t.longest, TEAM_ROWS), (unsigned)t.n_segments + 1);
+    int status = allow_ring(long_query_grad_kernel, wide_shared(LONG_TILES));
+    if (!status)
+        status = allow_ring(long_key_grad_kernel, wide_shared(LONG_TILES));
+    if (status)
+        return status;
+    long_query_grad_kernel<<<grid, TEAM, wide_shared(LONG_TILES), t.stream>>>(s, t.segments, (const bf16 *)t.dy, (const bf16 *)t.q, (const bf16 *)t.k,
+                                                                            (const bf16 *)t.v, (const bf16 *)t.o, t.lse, facts, (bf16 *)t.dq);
+    if ((status = launched()) || (!t.dk && !t.dv))
+        return status;
+    long_key_grad_kernel<<<grid, TEAM, wide_shared(LONG_TILES), t.stream>>>(s, t.segments, (const bf16 *)t.dy, (const bf16 *)t.q, (const bf16 *)t.k,
+                                                                          (const bf16 *)t.v, facts, (bf16 *)t.dk, (bf16 *)t.dv);
     return launched();
 }

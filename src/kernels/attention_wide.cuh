@@ -10,4 +10,8 @@ bool attention_wide_fits(const attention_task &task);
 int attention_wide_forward(const attention_task &task, int lanes);
 int attention_wide_backward(const attention_task &task, int lanes);
 
+/* The backward pass of full segments of any length, otherwise for the same calls; facts of queries and heads lie in the scratch. */
+bool attention_long_fits(const attention_task &task);
+int attention_long_backward(const attention_task &task);
+
 #endif

@@ -1,7 +1,7 @@
 /* Every implementation of attention on the device against the CPU twin, in segments of awkward lengths.
  *
  *     test_cuda_attention [--short | --few] [I/N] [NAME...]      only the implementations named: windows wide wide-4 groups groups-l2
- *                                                                groups-1 cudnn segments tiles plain plain32; the I-th of N shares of
+ *                                                                groups-1 long cudnn segments tiles plain plain32; the I-th of N shares of
  *                                                                the problems (gpu/parts.h); --few: own kernels, few segments, in
  *                                                                which all buffers go round
  *
