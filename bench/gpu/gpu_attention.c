@@ -226,17 +226,17 @@ static void measure(const problem *p)
         }
     cut[p->segments] = (int32_t)n;
     int32_t *map = cut + p->segments + 1, *at_a = map + n;
-    int64_t stream[2] = {0, 0};
+    int64_t in_stream[2] = {0, 0};
     for (int s = 0; s < p->segments; s++)
         for (int32_t i = cut[s]; i < cut[s + 1]; i++) {
             int b = i >= cut[s + 1] - p->apart;
-            map[i] = b ? (int32_t)(-1 - stream[1]) : (int32_t)stream[0];
+            map[i] = b ? (int32_t)(-1 - in_stream[1]) : (int32_t)in_stream[0];
             if (!b)
-                at_a[stream[0]] = i;
-            stream[b]++;
+                at_a[in_stream[0]] = i;
+            in_stream[b]++;
         }
     const vlai_cuda_tensor routes[2] = {tensor(VLA_I32, 1, n, 0, device_copy(map, (size_t)n * 4)),
-                                        tensor(VLA_I32, 1, stream[0], 0, device_copy(at_a, (size_t)stream[0] * 4))};
+                                        tensor(VLA_I32, 1, in_stream[0], 0, device_copy(at_a, (size_t)in_stream[0] * 4))};
     const vlai_cuda_tensor tables[4] = {tensor(VLA_I32, 1, n, 0, device_copy(qpos, (size_t)n * 4)), tensor(VLA_I32, 2, n, 2, device_copy(rows, (size_t)n * 8)),
                                         tensor(VLA_I32, 2, n, 4, device_copy(cols, (size_t)n * 16)),
                                         tensor(VLA_I32, 1, p->segments + 1, 0, device_copy(cut, (size_t)(p->segments + 1) * 4))};
@@ -255,7 +255,7 @@ static void measure(const problem *p)
     vlai_cuda_call calls[2][SETS];
     for (int s = 0; s < SETS; s++) {
         vlai_cuda_tensor qkv = tensor(VLA_BF16, 2, n, width, device_random(n * width));
-        vlai_cuda_tensor o = tensor(VLA_BF16, 2, stream[0], wide, device_memory((size_t)(stream[0] * wide) * 2));
+        vlai_cuda_tensor o = tensor(VLA_BF16, 2, in_stream[0], wide, device_memory((size_t)(in_stream[0] * wide) * 2));
         vlai_cuda_tensor lse = tensor(VLA_F32, 2, n, p->heads, device_memory((size_t)(n * p->heads) * 4));
         for (int b = 0; b < 2; b++)
             calls[b][s] = (vlai_cuda_call){.node = &nodes[b], .stream = stream, .multiprocessors = multiprocessors};
@@ -263,12 +263,12 @@ static void measure(const problem *p)
         f->in[0] = g->in[1] = qkv;
         f->out[0] = g->in[2] = o;
         f->out[1] = g->in[3] = lse;
-        g->in[0] = tensor(VLA_BF16, 2, stream[0], wide, device_random(stream[0] * wide));
+        g->in[0] = tensor(VLA_BF16, 2, in_stream[0], wide, device_random(in_stream[0] * wide));
         if (p->apart) {
             f->in[5] = g->in[8] = routes[0];
             f->in[6] = routes[1];
-            f->out[2] = g->in[10] = tensor(VLA_BF16, 2, stream[1], wide, device_memory((size_t)(stream[1] * wide) * 2));
-            g->in[9] = tensor(VLA_BF16, 2, stream[1], wide, device_random(stream[1] * wide));
+            f->out[2] = g->in[10] = tensor(VLA_BF16, 2, in_stream[1], wide, device_memory((size_t)(in_stream[1] * wide) * 2));
+            g->in[9] = tensor(VLA_BF16, 2, in_stream[1], wide, device_random(in_stream[1] * wide));
         }
         g->out[0] = tensor(VLA_BF16, 2, n, width, device_memory((size_t)(n * width) * 2));
         for (int k = 0; k < 4; k++)
