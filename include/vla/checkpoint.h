@@ -75,7 +75,8 @@ VLA_API vla_status vla_checkpoint_writer_create(const char *run, const vla_check
 VLA_API void vla_checkpoint_writer_destroy(vla_checkpoint_writer *writer);
 /* Begins a save. One save runs at a time: a second call waits for the first and returns its error, if it had one, without
  * beginning its own. Refuses when the disk has no room, and when a weight or moment is not finite. Of several ranks each
- * writes its part, and a part that fails fails the save on all of them, with its rank and sentence, and leaves nothing. */
+ * writes its part, and a part that fails fails the save on all of them, with its rank and sentence, and leaves nothing. The store
+ * stays until the save has ended; the next save may be of another one. */
 VLA_API vla_status vla_checkpoint_save(vla_checkpoint_writer *writer, const vla_store *store,
                                        const vla_checkpoint_content *content, vla_error *err);
 /* Waits for the save in progress and returns its outcome. `path` (may be NULL): the directory of the newest complete

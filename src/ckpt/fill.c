@@ -20,27 +20,47 @@ enum {
 
 const char vlai_fill_none[1];
 
-void *vlai_staging_alloc(const vla_store *store, size_t bytes)
+static bool is_pinned(const vla_store *store)
+{
+#ifdef VLA_CUDA
+    return store->executor && store->executor->backend == &vlai_backend_cuda;
+#else
+    (void)store;
+    return false;
+#endif
+}
+
+static void *staging_alloc(bool pinned, size_t bytes)
 {
 #ifdef VLA_CUDA
     void *memory;
-    if (store->executor && store->executor->backend == &vlai_backend_cuda)
+    if (pinned)
         return vlai_device_pinned_alloc(bytes, &memory) ? NULL : memory;
 #endif
-    (void)store;
+    (void)pinned;
     return vlai_alloc_aligned(bytes, 64);
 }
 
-void vlai_staging_free(const vla_store *store, void *memory)
+static void staging_free(bool pinned, void *memory)
 {
 #ifdef VLA_CUDA
-    if (store->executor && store->executor->backend == &vlai_backend_cuda) {
+    if (pinned) {
         vlai_device_pinned_free(memory);
         return;
     }
 #endif
-    (void)store;
+    (void)pinned;
     vlai_free(memory);
+}
+
+void *vlai_staging_alloc(const vla_store *store, size_t bytes)
+{
+    return staging_alloc(is_pinned(store), bytes);
+}
+
+void vlai_staging_free(const vla_store *store, void *memory)
+{
+    staging_free(is_pinned(store), memory);
 }
 
 typedef struct room {
@@ -225,11 +245,12 @@ vla_status vlai_store_fill(vla_store *store, vla_store_kind kind, vlai_pool *poo
 /* ---- out of the store ---- */
 
 struct vlai_fetch {
-    const vla_store *store;
     vlai_pool *pool;
     void **staging; /* per thread */
     int threads;
-    vla_store_kind kind; /* of the call in progress */
+    bool pinned;
+    const vla_store *store; /* of the call in progress */
+    vla_store_kind kind;
     char *out;
     pthread_mutex_t lock;
     vla_status status;
@@ -242,7 +263,7 @@ vla_status vlai_fetch_create(const vla_store *store, int threads, vlai_fetch **o
     vlai_fetch *f = vlai_calloc(1, sizeof *f);
     if (!f)
         return vlai_nomem(err, sizeof *f);
-    f->store = store;
+    f->pinned = is_pinned(store);
     pthread_mutex_init(&f->lock, NULL);
     vla_status status = vlai_pool_create(threads, &f->pool, err);
     f->threads = vlai_pool_threads(f->pool);
@@ -250,7 +271,7 @@ vla_status vlai_fetch_create(const vla_store *store, int threads, vlai_fetch **o
     if (status == VLA_OK && !f->staging)
         status = vlai_nomem(err, (size_t)f->threads * sizeof *f->staging);
     for (int i = 0; status == VLA_OK && i < f->threads; i++)
-        if (!(f->staging[i] = vlai_staging_alloc(store, PIECE)))
+        if (!(f->staging[i] = staging_alloc(f->pinned, PIECE)))
             status = vlai_nomem(err, PIECE);
     if (status != VLA_OK) {
         vlai_fetch_destroy(f);
@@ -265,7 +286,7 @@ void vlai_fetch_destroy(vlai_fetch *f)
     if (!f)
         return;
     for (int i = 0; f->staging && i < f->threads; i++)
-        vlai_staging_free(f->store, f->staging[i]);
+        staging_free(f->pinned, f->staging[i]);
     vlai_free(f->staging);
     vlai_pool_destroy(f->pool);
     pthread_mutex_destroy(&f->lock);
@@ -295,12 +316,13 @@ static void fetch_piece(void *context, int64_t piece, int thread)
     pthread_mutex_unlock(&f->lock);
 }
 
-vla_status vlai_fetch_kind(vlai_fetch *f, vla_store_kind kind, void *out, vla_error *err)
+vla_status vlai_fetch_kind(vlai_fetch *f, const vla_store *store, vla_store_kind kind, void *out, vla_error *err)
 {
+    f->store = store;
     f->kind = kind;
     f->out = out;
     f->status = VLA_OK;
-    vlai_pool_run(f->pool, (int64_t)((f->store->bytes[kind] + PIECE - 1) / PIECE), fetch_piece, f);
+    vlai_pool_run(f->pool, (int64_t)((store->bytes[kind] + PIECE - 1) / PIECE), fetch_piece, f);
     if (f->status != VLA_OK && err)
         *err = f->error;
     return f->status;

@@ -31,11 +31,12 @@ extern const char vlai_fill_none[];
  * with raw ones. pool: NULL = this thread. The error is that of the first tile in order. */
 vla_status vlai_store_fill(vla_store *store, vla_store_kind kind, vlai_pool *pool, vlai_fill_fn fn, void *user, vla_error *err);
 
-/* Copies all bytes of a kind, as they lie in the store's arena (store->bytes[kind] of them), to host memory. */
+/* Copies all bytes of a kind, as they lie in the store's arena (store->bytes[kind] of them), to host memory; out of stores that live where
+ * the first one does, which need not outlive it. */
 typedef struct vlai_fetch vlai_fetch;
 vla_status vlai_fetch_create(const vla_store *store, int threads, vlai_fetch **out, vla_error *err);
-vla_status vlai_fetch_kind(vlai_fetch *fetch, vla_store_kind kind, void *out, vla_error *err);
-void vlai_fetch_destroy(vlai_fetch *fetch); /* before its store; accepts NULL */
+vla_status vlai_fetch_kind(vlai_fetch *fetch, const vla_store *store, vla_store_kind kind, void *out, vla_error *err);
+void vlai_fetch_destroy(vlai_fetch *fetch); /* accepts NULL */
 
 /* Memory that the device reads without a copy of its own, where the store lives on one; plain memory otherwise. */
 void *vlai_staging_alloc(const vla_store *store, size_t bytes);

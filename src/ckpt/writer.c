@@ -289,7 +289,7 @@ static vla_status take_snapshot(vla_checkpoint_writer *w, const vla_store *store
         if (store->arena[k])
             memcpy(w->snapshot.arena[k], store->arena[k], store->bytes[k]);
         else
-            VLA_TRY(vlai_fetch_kind(w->fetch, (vla_store_kind)k, w->snapshot.arena[k], err));
+            VLA_TRY(vlai_fetch_kind(w->fetch, store, (vla_store_kind)k, w->snapshot.arena[k], err));
     }
     return VLA_OK;
 }

@@ -91,9 +91,13 @@ static void the_same_bits(void **state)
         }
         /* a copy of everything, as a snapshot takes it */
         vlai_fetch *fetch;
-        assert_ok(vlai_fetch_create(s, 3, &fetch, &err), err);
+        vla_executor *other_ex;
+        vla_store *other = make_store(variant & 4 ? "lazy" : "cpu", &other_ex, modes[(variant + 1) % 4], variant & 8);
+        assert_ok(vlai_fetch_create(other, 3, &fetch, &err), err);
+        vla_store_destroy(other); /* as a run that saves goes on with another store */
+        vla_executor_destroy(other_ex);
         char *copy = malloc(s->bytes[VLA_STORE_WEIGHT]);
-        assert_ok(vlai_fetch_kind(fetch, VLA_STORE_WEIGHT, copy, &err), err);
+        assert_ok(vlai_fetch_kind(fetch, s, VLA_STORE_WEIGHT, copy, &err), err);
         const char *home = s->device[VLA_STORE_WEIGHT] ? s->device[VLA_STORE_WEIGHT] : s->arena[VLA_STORE_WEIGHT];
         assert_memory_equal(copy, home, s->bytes[VLA_STORE_WEIGHT]);
         free(copy);
