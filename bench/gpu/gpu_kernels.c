@@ -2,8 +2,6 @@
  * 18 x 18 patches each).
  *
  *     gpu_kernels [NAME...]        only the operations named
- *     gpu_kernels --ways [NAME...] those that have several kernels (kernels/ways.h), each of them: also whether two runs give the same
- *                                  bits, and the largest difference from way 0 in parts of a result's largest value
  *
  * One line per case: time of a launch in a captured replay, median of 20; bytes moved (every operand and result once); the
  * share of two copies that this program measures in the same way: the fastest copy of 1 GiB, and a copy of as many bytes as
@@ -14,7 +12,6 @@
 #include "base/order.h"
 #include "kernels/cuda.h"
 #include "kernels/device.h"
-#include "kernels/ways.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -50,7 +47,7 @@ static void *stream;
 static double copy_rate; /* bytes per second */
 static char *pool;
 static size_t pool_used;
-static int multiprocessors, argc_, all_ways;
+static int multiprocessors, argc_;
 static char **argv_;
 
 static void must(int code, const char *what)
@@ -168,34 +165,25 @@ static double replayed(const bench *b, const vlai_cuda_call *calls, int sets)
     return seconds[REPEATS / 2];
 }
 
-/* A node of the case, and its workspace. */
-static vlai_node node_of(const bench *b, size_t *workspace)
+static double time_of(const bench *b, double *bytes)
 {
     vlai_value_info values[VLAI_MAX_INPUTS] = {0};
     vlai_node node = {.op = b->op, .n_inputs = (int8_t)b->n_in, .n_outputs = (int8_t)b->n_out, .attrs = b->attrs};
     vla_graph graph = {.values = values, .n_values = (size_t)b->n_in};
+    double set = 0;
     for (int k = 0; k < b->n_in; k++) {
         values[k] = (vlai_value_info){.dtype = b->in[k].dtype, .rank = b->in[k].cols ? 2 : 1, .shape = {b->in[k].rows, b->in[k].cols},
                                       .elements = elements_of(&b->in[k])};
         node.inputs[k] = k;
-    }
-    *workspace = b->workspace(&graph, &node);
-    return node;
-}
-
-static double time_of(const bench *b, double *bytes)
-{
-    size_t wanted;
-    vlai_node node = node_of(b, &wanted);
-    double set = 0;
-    for (int k = 0; k < b->n_in; k++)
         set += (double)elements_of(&b->in[k]) * (double)vla_dtype_size(b->in[k].dtype);
+    }
     for (int k = 0; k < b->n_out; k++)
         set += (double)elements_of(&b->out[k]) * (double)vla_dtype_size(b->out[k].dtype);
     int sets = (int)(SET_BYTES / (set + 1)) + 1;
     sets = sets < SETS ? sets : SETS;
     static vlai_cuda_call calls[SETS];
     pool_used = 0;
+    size_t wanted = b->workspace(&graph, &node);
     void *workspace = take(wanted);
     for (int s = 0; s < sets; s++) {
         calls[s] = (vlai_cuda_call){.node = &node, .stream = stream, .workspace = workspace, .workspace_bytes = wanted,
@@ -230,100 +218,6 @@ static double copy_seconds(double bytes)
     return best;
 }
 
-static void report(const bench *b)
-{
-    double bytes, seconds = time_of(b, &bytes);
-    printf("%-21s %-34s %9.1f us %8.1f MB %7.0f GB/s", b->name, b->note, seconds * 1e6, bytes / 1e6, bytes / seconds / 1e9);
-    printf("  %.2f of copy, %.2f of a copy of its size", bytes / seconds / copy_rate, copy_seconds(bytes) / seconds);
-    if (b->flops > 0)
-        printf("  %.0f TFLOP/s", b->flops / seconds / 1e12);
-    printf("\n");
-    fflush(stdout);
-}
-
-/* The results of one launch over operands that are filled anew. */
-static void results_of(const bench *b, void **results)
-{
-    size_t wanted;
-    double bytes = 0;
-    vlai_node node = node_of(b, &wanted);
-    pool_used = 0;
-    vlai_cuda_call call = {.node = &node, .stream = stream, .workspace = take(wanted), .workspace_bytes = wanted, .multiprocessors = multiprocessors};
-    for (int k = 0; k < b->n_in; k++)
-        call.in[k] = tensor_of(&b->in[k], NULL, &bytes);
-    for (int k = 0; k < b->n_out; k++)
-        call.out[k] = tensor_of(&b->out[k], NULL, &bytes);
-    if (b->in_place)
-        call.out[0].data = call.in[0].data;
-    MUST(b->run(&call));
-    for (int k = 0; k < b->n_out; k++)
-        MUST(vlai_device_download(results[k], call.out[k].data, (size_t)call.out[k].elements * vla_dtype_size(call.out[k].dtype), stream));
-    MUST(vlai_device_synchronize(stream));
-}
-
-static double element(const shape *s, const void *data, int64_t i)
-{
-    return s->dtype == VLA_BF16 ? (double)vlai_bf16_to_float(((const uint16_t *)data)[i]) : (double)((const float *)data)[i];
-}
-
-/* Each result's largest difference, in parts of its largest value. */
-static void differences(const bench *b, void **one, void **other)
-{
-    for (int k = 0; k < b->n_out; k++) {
-        double most = 0, difference = 0;
-        for (int64_t i = 0; i < elements_of(&b->out[k]); i++) {
-            double x = element(&b->out[k], one[k], i), y = element(&b->out[k], other[k], i);
-            most = fmax(most, fabs(x));
-            difference = fmax(difference, isnan(x) || isnan(y) ? INFINITY : fabs(x - y));
-        }
-        printf("%s%.1e", k ? ", " : "  off by ", difference / most);
-    }
-}
-
-/* Each of `n` kernels for it, with each way to add up partial sums where that counts. */
-static void run_ways(const bench *b, int *way, int n, int totals)
-{
-    void *first[VLAI_MAX_OUTPUTS], *now[VLAI_MAX_OUTPUTS], *again[VLAI_MAX_OUTPUTS];
-    vlai_cuda_ways before = vlai_cuda_way;
-    double copy = 0;
-    printf("%s %s\n", b->name, b->note);
-    for (int k = 0; k < b->n_out; k++) {
-        size_t bytes = (size_t)elements_of(&b->out[k]) * vla_dtype_size(b->out[k].dtype);
-        first[k] = vlai_alloc(bytes);
-        now[k] = vlai_alloc(bytes);
-        again[k] = vlai_alloc(bytes);
-        if (!first[k] || !now[k] || !again[k])
-            exit(1);
-    }
-    for (int i = 0; i < n; i++) {
-        bool same = true;
-        *way = i;
-        printf("  way %d:", i);
-        for (int t = 0; t < totals; t++) {
-            double bytes, seconds;
-            vlai_cuda_way.totals = t;
-            seconds = time_of(b, &bytes);
-            copy = copy > 0 ? copy : copy_seconds(bytes);
-            printf("  %s%d %6.1f us %5.0f GB/s %.3f of a copy of its size", totals > 1 ? "totals " : "", t, seconds * 1e6, bytes / seconds / 1e9, copy / seconds);
-            if (!i && !t)
-                results_of(b, first);
-        }
-        results_of(b, now);
-        results_of(b, again);
-        for (int k = 0; k < b->n_out; k++)
-            same &= !memcmp(now[k], again[k], (size_t)elements_of(&b->out[k]) * vla_dtype_size(b->out[k].dtype));
-        differences(b, first, now);
-        printf("%s\n", same ? "" : "  TWO RUNS DIFFER");
-        fflush(stdout);
-    }
-    vlai_cuda_way = before;
-    for (int k = 0; k < b->n_out; k++) {
-        vlai_free(first[k]);
-        vlai_free(now[k]);
-        vlai_free(again[k]);
-    }
-}
-
 static void run(bench b)
 {
     int wanted = argc_ < 2;
@@ -331,16 +225,13 @@ static void run(bench b)
         wanted |= !strcmp(argv_[i], b.name);
     if (!wanted)
         return;
-    if (!all_ways)
-        report(&b);
-    else if (b.op == VLAI_OP_gelu || b.op == VLAI_OP_gelu_grad)
-        run_ways(&b, &vlai_cuda_way.gelu, VLAI_WAYS_GELU, 1);
-    else if (b.op == VLAI_OP_scatter_add_rows)
-        run_ways(&b, &vlai_cuda_way.scatter, VLAI_WAYS_SCATTER, 1);
-    else if (b.op == VLAI_OP_rms_norm_backward && !b.attrs.norm.again)
-        run_ways(&b, &vlai_cuda_way.norm_backward, VLAI_WAYS_NORM_BACKWARD, VLAI_WAYS_TOTALS);
-    else if (b.op == VLAI_OP_qkv_rope_grad && b.attrs.rope.sums[0] != VLA_DTYPE_NONE)
-        run_ways(&b, &vlai_cuda_way.rope_sums, VLAI_WAYS_ROPE_SUMS, VLAI_WAYS_TOTALS);
+    double bytes, seconds = time_of(&b, &bytes);
+    printf("%-21s %-34s %9.1f us %8.1f MB %7.0f GB/s", b.name, b.note, seconds * 1e6, bytes / 1e6, bytes / seconds / 1e9);
+    printf("  %.2f of copy, %.2f of a copy of its size", bytes / seconds / copy_rate, copy_seconds(bytes) / seconds);
+    if (b.flops > 0)
+        printf("  %.0f TFLOP/s", b.flops / seconds / 1e12);
+    printf("\n");
+    fflush(stdout);
 }
 
 #define COUNT(...) (int)(sizeof((shape[]){__VA_ARGS__}) / sizeof(shape))
@@ -398,9 +289,8 @@ enum { TOKENS = 6784, EXPERT = 260, ROWS = TOKENS + EXPERT, WIDTH = 2048, GATES 
 int main(int argc, char **argv)
 {
     vlai_device_info info = {0};
-    all_ways = argc > 1 && !strcmp(argv[1], "--ways");
-    argc_ = argc - all_ways;
-    argv_ = argv + all_ways;
+    argc_ = argc;
+    argv_ = argv;
     MUST(vlai_device_select(0, &info));
     MUST(vlai_device_stream_create(&stream));
     multiprocessors = info.multiprocessors;

@@ -8,7 +8,6 @@
 #define VLAI_COLUMNS_CUH
 
 #include "kernels/common.cuh"
-#include "kernels/ways.h"
 
 enum { COLUMN_TILE = 256, COLUMN_BLOCKS = 528, COLUMN_ROWS = 32 };
 
@@ -79,15 +78,14 @@ struct column_pair {
     column_parts of[2];
 };
 
-/* Block: 32 columns by GROUPS of chunks, whose loads are under way together; y: the one of two. */
-template <class Y, int GROUPS>
-__global__ void __launch_bounds__(GROUPS * WARP) column_total_kernel(__grid_constant__ const column_pair pair, int64_t cols)
+/* Block: 32 columns by 8 groups of chunks, whose loads are under way together; y: the one of two. */
+template <class Y> __global__ void __launch_bounds__(THREADS) column_total_kernel(__grid_constant__ const column_pair pair, int64_t cols)
 {
     const column_parts &parts = pair.of[blockIdx.y];
     const float *partial = parts.partial;
     Y *y = (Y *)parts.y;
     int64_t chunks = parts.chunks;
-    enum { AHEAD = 8 };
+    enum { AHEAD = 8, GROUPS = THREADS / WARP };
     __shared__ float sums[GROUPS][WARP];
     int lane = threadIdx.x % WARP, group = threadIdx.x / WARP;
     int64_t col = (int64_t)blockIdx.x * WARP + lane, each = (chunks + GROUPS - 1) / GROUPS;
@@ -117,12 +115,8 @@ static inline int column_totals(const vlai_cuda_call *call, vla_dtype dtype, con
 {
     return with_type(dtype, [&](auto ty) {
         using Y = typename decltype(ty)::is;
-        auto launch = [&](auto groups) {
-            constexpr int GROUPS = decltype(groups)::value;
-            column_total_kernel<Y, GROUPS><<<dim3(blocks_for(cols, WARP), n), GROUPS * WARP, 0, stream_of(call)>>>(pair, cols);
-            return launched();
-        };
-        return vlai_cuda_way.totals ? launch(std::integral_constant<int, 32>{}) : launch(std::integral_constant<int, 8>{});
+        column_total_kernel<Y><<<dim3(blocks_for(cols, WARP), n), THREADS, 0, stream_of(call)>>>(pair, cols);
+        return launched();
     });
 }
 

@@ -439,15 +439,13 @@ extern "C" int vlai_cuda_silu_grad(const vlai_cuda_call *call)
 
 extern "C" int vlai_cuda_gelu(const vlai_cuda_call *call)
 {
-    bool fast = vlai_cuda_way.gelu && call->out[0].dtype == VLA_BF16;
-    return fast ? unary(call, gelu_op<true>{}) : unary(call, gelu_op<false>{});
+    return call->out[0].dtype == VLA_BF16 ? unary(call, gelu_op<true>{}) : unary(call, gelu_op<false>{});
 }
 
 extern "C" int vlai_cuda_gelu_grad(const vlai_cuda_call *call)
 {
-    bool fast = vlai_cuda_way.gelu && call->out[0].dtype == VLA_BF16;
-    return fast ? binary(call, gelu_grad_op<true>{}, call->in[0], call->in[1], call->out[0])
-                : binary(call, gelu_grad_op<false>{}, call->in[0], call->in[1], call->out[0]);
+    return call->out[0].dtype == VLA_BF16 ? binary(call, gelu_grad_op<true>{}, call->in[0], call->in[1], call->out[0])
+                                           : binary(call, gelu_grad_op<false>{}, call->in[0], call->in[1], call->out[0]);
 }
 
 /* in[0] += in[1], in place. */

@@ -8,14 +8,15 @@
  * Rows of up to 2048 columns (a multiple of 8): a warp per row, the row kept in registers as it is stored, so x (and dy)
  * are read once: 2 N C and 3 N C elements of traffic. Other rows: a block per row, which reads the row again, from cache.
  *
- * rms_norm_backward, up to 4096 columns (fp32 up to 2048, others apart): a thread owns 8 neighbouring columns of the rows of its
+ * rms_norm_backward of bf16 rows of 1024 or 1280 columns: kernels/norm_rows.cuh, from compute capability 9.0 on.
+ * Else up to 4096 columns (fp32 up to 2048, others apart): a thread owns 8 neighbouring columns of the rows of its
  * block, B, B + blocks, ..., one or two a turn; those of the next turns are on their way to shared memory, where they cost no
  * registers. Sums of dw and of dx stay in registers until the rows are done. 4 N C elements (5 with y), and the partial sums
  * [blocks, C] of each in fp32, written and read once, from L2. Blocks follow from the shape alone. dx may lie over dy or add: a
  * thread has its part of a row before it writes there, and the rows ahead are others.
  *
  * Measured on an H200 (bf16; replayed): forward 18 us at [6784,2048] and 24 us at [16848,1280], 1.05 and 1.2 of a copy as long;
- * backward with y 40 us (45 when rows were loaded ahead to registers) and 63 us (67), with sums too 64 us (61): 1.1 of a copy as long. */
+ * backward at 2048 columns 34 us, with y 40 us (45 when rows were loaded ahead to registers): 1.1 of a copy as long. */
 #include "kernels/async.cuh"
 #include "kernels/columns.cuh"
 #include "kernels/norm_rows.cuh"
@@ -572,44 +573,36 @@ static int norm_backward_apart(const vlai_cuda_call *call, const vlai_cuda_tenso
     return status ? status : sums_apart(call);
 }
 
-/* Whether this device copies rows by itself (9.0 on). */
-static bool has_copy_engine()
-{
-    int device = 0, major = 0;
-    return !cudaGetDevice(&device) && !cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) && major >= 9;
-}
-
-/* By a warp per row, where there is a kernel for such rows and this device has room for it. */
+/* By a warp per row, where there is a kernel for such rows, compiled for a device that copies rows by itself (9.0 on), and room for it. */
 static int norm_backward_rows(const vlai_cuda_call *call, const vlai_cuda_tensor &dw, const vlai_cuda_tensor &y, const vlai_cuda_tensor &sums,
                               bool *done)
 {
     const vlai_cuda_tensor &dy = call->in[0], &x = call->in[1], &w = call->in[3], &add = call->in[4], &dx = call->out[0];
-    int64_t rows = rows_of(x), cols = cols_of(x), blocks = 0;
-    float *partial = (float *)call->workspace, *partial_sums = nullptr;
-    int status = 0;
+    int64_t rows = rows_of(x), cols = cols_of(x), blocks = norm_rows_blocks(rows);
+    float *partial = (float *)call->workspace, *partial_sums = partial + (dw.data ? blocks * cols : 0);
     *done = false;
-    if (vlai_cuda_way.norm_backward == 0 || dy.dtype != VLA_BF16 || x.dtype != VLA_BF16 || rows > INT32_MAX / 64)
+    if (dy.dtype != VLA_BF16 || x.dtype != VLA_BF16 || rows > INT32_MAX / 64 || (cols != 1024 && cols != 1280))
         return 0;
-    with_norm_shape(vlai_cuda_way.norm_backward, cols, [&](auto shape) {
-        using S = decltype(shape);
-        blocks = norm_rows_blocks<S>(rows);
-        partial_sums = partial + (dw.data ? blocks * cols : 0);
-        status = with_type(w.data ? w.dtype : x.dtype, [&](auto tw) {
-            using W = typename decltype(tw)::is;
-            auto launch = [&](auto with_sums) {
-                auto kernel = norm_rows_kernel<W, S, decltype(with_sums)::value>;
-                if ((S::ENGINE && !has_copy_engine()) || allow_ring(kernel, S::BYTES)) {
-                    (void)cudaGetLastError();
-                    return 0;
-                }
-                kernel<<<(unsigned)blocks, S::WARPS * WARP, S::BYTES, stream_of(call)>>>(
-                    (const bf16 *)dy.data, (const bf16 *)x.data, (const float *)call->in[2].data, (const W *)w.data, (const bf16 *)add.data,
-                    (bf16 *)dx.data, (bf16 *)y.data, dw.data ? partial : nullptr, partial_sums, (int)rows);
-                *done = true;
-                return launched();
-            };
-            return sums.data ? launch(std::true_type{}) : launch(std::false_type{});
-        });
+    int status = with_type(w.data ? w.dtype : x.dtype, [&](auto tw) {
+        using W = typename decltype(tw)::is;
+        auto launch = [&](auto packs, auto with_sums) {
+            constexpr int PACKS = decltype(packs)::value, BYTES = norm_rows_bytes<PACKS>();
+            auto kernel = norm_rows_kernel<W, PACKS, decltype(with_sums)::value>;
+            cudaFuncAttributes a;
+            if (cudaFuncGetAttributes(&a, kernel) || a.ptxVersion < 90 || allow_ring(kernel, BYTES)) {
+                (void)cudaGetLastError();
+                return 0;
+            }
+            kernel<<<(unsigned)blocks, ROW_WARPS * WARP, BYTES, stream_of(call)>>>(
+                (const bf16 *)dy.data, (const bf16 *)x.data, (const float *)call->in[2].data, (const W *)w.data, (const bf16 *)add.data,
+                (bf16 *)dx.data, (bf16 *)y.data, dw.data ? partial : nullptr, partial_sums, (int)rows);
+            *done = true;
+            return launched();
+        };
+        auto by_packs = [&](auto with_sums) {
+            return cols == 1024 ? launch(std::integral_constant<int, 4>{}, with_sums) : launch(std::integral_constant<int, 5>{}, with_sums);
+        };
+        return sums.data ? by_packs(std::true_type{}) : by_packs(std::false_type{});
     });
     return status || !*done ? status : column_total_2(call, dw, partial, blocks, sums, partial_sums, blocks, cols);
 }

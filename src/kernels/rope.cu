@@ -11,7 +11,6 @@
  * elements; expected 0.85 of copy bandwidth. y may lie over x. qkv_rope: 2 N W elements, or 2 N heads D where the result lies
  * over a: columns that are not rotated then stay where they are. With column sums those are read all the same; a block then
  * goes down a part of the rows of one result in a strip of 32 packs of pairs, whose sums stay in registers. The others are small. */
-#include "kernels/async.cuh"
 #include "kernels/columns.cuh"
 
 #include <math.h>
@@ -138,9 +137,11 @@ template <int V> __device__ inline pairs pairs_of(int group, int rotated, int ha
     return {rotated / per_head * 2 * half + (group - rotated) * V, rest / 2, 0};
 }
 
-template <class X, class C, int V>
-__device__ inline void rotate(pack<X, V> &a, pack<X, V> &b, const pack<C, V> &pc, const pack<C, V> &ps, float sign)
+template <class X, class C, int V> __device__ inline void rotate(pack<X, V> &a, pack<X, V> &b, const C *c, const C *s, float sign)
 {
+    pack<C, V> pc, ps;
+    pc.load(c);
+    ps.load(s);
     float u[V], v[V], cosine[V], sine[V];
     a.get(u);
     b.get(v);
@@ -154,14 +155,6 @@ __device__ inline void rotate(pack<X, V> &a, pack<X, V> &b, const pack<C, V> &pc
     }
     a.set(u);
     b.set(v);
-}
-
-template <class X, class C, int V> __device__ inline void rotate(pack<X, V> &a, pack<X, V> &b, const C *c, const C *s, float sign)
-{
-    pack<C, V> pc, ps;
-    pc.load(c);
-    ps.load(s);
-    rotate(a, b, pc, ps, sign);
 }
 
 /* A thread takes one group of one row. */
@@ -291,145 +284,6 @@ __global__ void __launch_bounds__(THREADS, 3)
     partial[my.apart] = total_b;
 }
 
-/* The same by whole rows: a thread has 16 columns of every `slots`-th row of its block's part, all of it its own, so that no thread
- * waits for another before the end. The next STAGES rows are on their way to shared memory, the next row's tables to registers.
- * Columns that are only summed are spread over the card as the others are. INDEXED: rows are picked; else each stays in its place.
- * partial [parts of da, then of db, W]. */
-template <class C, int MOST, int STAGES, int BLOCKS, bool INDEXED>
-__global__ void __launch_bounds__(MOST, BLOCKS)
-    qkv_rope_rows_kernel(__grid_constant__ const rope_route<bf16> route, const C *c, const C *s, float *partial, __grid_constant__ const row_parts parts,
-                         int per_row, int slots, int rotated, int half, int rest, bool in_place)
-{
-    extern __shared__ uint4 rope_words[];
-    word_ring<2, STAGES> ring(rope_words);
-    int slot = threadIdx.x / per_row, group = threadIdx.x - slot * per_row, cols = (int)route.cols;
-    bool second = blockIdx.x >= parts.a;
-    int64_t rows = second ? route.rows_b : route.rows_a, part = blockIdx.x - (second ? parts.a : 0);
-    int64_t limit = (part + 1) * parts.rows < rows ? (part + 1) * parts.rows : rows;
-    int end = (int)limit, row = (int)(part * parts.rows) + slot, last = limit < route.rows ? (int)limit : (int)route.rows;
-    const int32_t *index = second ? route.at_b : route.at_a;
-    pairs my = pairs_of<V>(group, rotated, half, rest);
-    bool turned = group < rotated, stored = turned || !in_place;
-    bf16 *to = (second ? route.out_b : route.out_a) + my.at;
-    const bf16 *source = route.a + my.at;
-    float sum_a[V] = {0}, sum_b[V] = {0};
-    pack<C, V> pc, ps;
-    c += my.pair;
-    s += my.pair;
-    auto place = [&](int at) { /* of the row of the result, or -1 */
-        if constexpr (!INDEXED)
-            return at < last ? at : -1;
-        int from = at >= end ? -1 : index ? index[at] : at;
-        return from < route.rows ? from : -1;
-    };
-    auto ask = [&](int stage, int from) {
-        if (from >= 0) {
-            const bf16 *p = source + (int64_t)from * cols;
-            ring.ask(stage, 0, p);
-            ring.ask(stage, 1, p + my.apart);
-        }
-        copy_commit();
-    };
-    auto load_tables = [&](int from) {
-        if (turned && from >= 0) {
-            pc.load(c + (int64_t)from * half);
-            ps.load(s + (int64_t)from * half);
-        }
-    };
-#pragma unroll
-    for (int k = 0; k < STAGES; k++)
-        ask(k, place(row + k * slots));
-    int from = place(row), next = place(row + slots), ahead = place(row + STAGES * slots), stage = 0;
-    load_tables(from);
-    for (; row < end; row += slots) {
-        int after = place(row + 2 * slots), further = place(row + (STAGES + 1) * slots);
-        pack<bf16, V> a, b;
-        copy_wait<STAGES - 1>();
-        if (from >= 0) {
-            ring.take(stage, 0, a);
-            ring.take(stage, 1, b);
-            if (turned)
-                rotate(a, b, pc, ps, -1.0f);
-        } else {
-            const float zero[V] = {0};
-            a.set(zero);
-            b.set(zero);
-        }
-        load_tables(next);
-        ask(stage, ahead);
-        if (stored) {
-            bf16 *p = to + (int64_t)row * cols;
-            a.store(p);
-            b.store(p + my.apart);
-        }
-        float u[V], v[V];
-        a.get(u);
-        b.get(v);
-#pragma unroll
-        for (int i = 0; i < V; i++) {
-            sum_a[i] += u[i];
-            sum_b[i] += v[i];
-        }
-        from = next;
-        next = after;
-        ahead = further;
-        stage = stage + 1 < STAGES ? stage + 1 : 0;
-    }
-    copy_wait<0>();
-    __syncthreads();
-    float *all = (float *)rope_words;
-    pack<float, V> p;
-    p.set(sum_a);
-    p.store(all + slot * cols + my.at);
-    p.set(sum_b);
-    p.store(all + slot * cols + my.at + my.apart);
-    __syncthreads();
-    for (int col = threadIdx.x * 4; col < cols; col += (int)blockDim.x * 4) {
-        float4 total = *(const float4 *)(all + col);
-        for (int k = 1; k < slots; k++) {
-            float4 one = *(const float4 *)(all + k * cols + col);
-            total.x += one.x;
-            total.y += one.y;
-            total.z += one.z;
-            total.w += one.w;
-        }
-        *(float4 *)(partial + (int64_t)blockIdx.x * cols + col) = total;
-    }
-}
-
-enum { WHOLE_BLOCKS = 2 * 132 };
-
-/* Parts of whole rows: as many blocks as are resident, `blocks` on each of 132 multiprocessors, and four rows for each slot. */
-row_parts whole_parts_of(int64_t rows_a, int64_t rows_b, int blocks, int slots)
-{
-    row_parts p = {};
-    int64_t wanted = 132 * blocks - (rows_b > 0), rows = (rows_a + rows_b + wanted - 1) / wanted;
-    p.strips = 1;
-    p.rows = rows > 4 * slots ? rows : 4 * slots;
-    p.a = (rows_a + p.rows - 1) / p.rows;
-    p.b = (rows_b + p.rows - 1) / p.rows;
-    return p;
-}
-
-template <class C, int MOST, int STAGES, int BLOCKS>
-int rotate_whole(const vlai_cuda_call *call, const rope_route<bf16> &route, const C *c, const C *s, int half, int rest, row_parts *parts)
-{
-    int rotated = call->node->attrs.rope.heads * half / V, per_row = rotated + rest / (2 * V), slots = per_row ? MOST / per_row : 0;
-    size_t bytes = (size_t)(slots * per_row) * STAGES * 2 * sizeof(uint4);
-    static_assert(STAGES >= 2, "the ring holds the sums of every thread");
-    auto kernel = route.at_a || route.at_b ? qkv_rope_rows_kernel<C, MOST, STAGES, BLOCKS, true> : qkv_rope_rows_kernel<C, MOST, STAGES, BLOCKS, false>;
-    if (!slots || route.rows > INT32_MAX / 2 || route.rows_a + route.rows_b > INT32_MAX / 2 || allow_ring(kernel, bytes)) {
-        (void)cudaGetLastError();
-        parts->strips = 0;
-        return 0;
-    }
-    *parts = whole_parts_of(route.rows_a, route.rows_b, BLOCKS, slots);
-    if (parts->a + parts->b)
-        kernel<<<(unsigned)(parts->a + parts->b), slots * per_row, bytes, stream_of(call)>>>(
-            route, c, s, (float *)call->workspace, *parts, per_row, slots, rotated, half, rest, route.out_a == route.a);
-    return launched();
-}
-
 /* An odd number of columns behind the heads: they are copied one by one. */
 template <class X> __global__ void __launch_bounds__(THREADS) rest_kernel(__grid_constant__ const rope_route<X> route, int64_t n, int first, int rest)
 {
@@ -488,20 +342,6 @@ int rotate_and_sum(const vlai_cuda_call *call, const rope_route<X> &route, const
     int rotated = heads * half / V, per_row = rotated + rest / (2 * V);
     int status = with_type(c.dtype, [&](auto tc) {
         using C = typename decltype(tc)::is;
-        if constexpr (std::is_same_v<X, bf16>) {
-            row_parts whole = {};
-            int code = 0;
-            const C *pc = (const C *)c.data, *ps = (const C *)s.data;
-            switch (vlai_cuda_way.rope_sums) {
-            case 1: code = rotate_whole<C, 720, 5, 1>(call, route, pc, ps, half, rest, &whole); break;
-            case 2: code = rotate_whole<C, 960, 4, 1>(call, route, pc, ps, half, rest, &whole); break;
-            case 3: code = rotate_whole<C, 480, 4, 2>(call, route, pc, ps, half, rest, &whole); break;
-            }
-            if (code || whole.strips) {
-                parts = whole;
-                return code;
-            }
-        }
         if (parts.strips && parts.a + parts.b)
             qkv_rope_sums_kernel<X, C><<<dim3((unsigned)parts.strips, (unsigned)(parts.a + parts.b)), THREADS, 0, stream_of(call)>>>(
                 route, (const C *)c.data, (const C *)s.data, partial, parts, per_row, rotated, half, rest, route.out_a == route.a);
@@ -609,8 +449,7 @@ extern "C" size_t vlai_cuda_workspace_qkv_rope_grad(const vla_graph *g, const vl
         if (node->n_inputs > 3 + k && node->inputs[3 + k] != VLA_NONE)
             rows[k] = operand_of(g, node, 3 + k).shape[0];
     row_parts parts = row_parts_of(rows[0], rows[1], cols);
-    int64_t blocks = parts.a + parts.b, whole = rows[0] + rows[1] < WHOLE_BLOCKS ? rows[0] + rows[1] : (int64_t)WHOLE_BLOCKS;
-    size_t fused = round_256((size_t)((blocks > whole ? blocks : whole) * cols) * sizeof(float));
+    size_t fused = round_256((size_t)((parts.a + parts.b) * cols) * sizeof(float));
     size_t apart_a = column_workspace(rows[0], cols), apart_b = column_workspace(rows[1], cols), apart = apart_a > apart_b ? apart_a : apart_b;
     return apart > fused ? apart : fused;
 }

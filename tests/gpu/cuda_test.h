@@ -56,7 +56,7 @@ typedef struct device_state {
         size_t bytes;
     } spare[SPARE]; /* device memory that is free for buffers of that size */
     int n_spare;
-    int multiprocessors, choice; /* of kernels, where a launcher has several: only told apart */
+    int multiprocessors;
     long passed, failed;
     vlai_arena arena; /* of the case that runs */
     uint64_t random;
@@ -521,10 +521,9 @@ static inline const char *shapes_text(const op_case *c)
     return text;
 }
 
-/* With --few, of the cases that are alike in the operation, the choice of kernels, types, operands that are there, columns in whole
- * vectors or not (in norms, sums and losses also how many, by powers of 2 from 256 on), some rows or many, the head's size and mask of
- * attention, and the form of a product: the first. Left out are cases with something empty or of one row, and attention over many
- * rows. */
+/* With --few, of the cases that are alike in the operation, types, operands that are there, columns in whole vectors or not (in norms,
+ * sums and losses also how many, by powers of 2 from 256 on), some rows or many, the head's size and mask of attention, and the form of
+ * a product: the first. Left out are cases with something empty or of one row, and attention over many rows. */
 static inline bool is_new_kind(const op_case *c)
 {
     enum { KINDS = 1 << 14, MANY = 512, NARROW = 256 };
@@ -540,7 +539,6 @@ static inline bool is_new_kind(const op_case *c)
 #define KIND_OF(x) h = (h ^ (uint64_t)(x)) * 1099511628211u
     KIND_OF(c->op);
     KIND_OF(c->context != NULL);
-    KIND_OF(test_state.choice);
     int64_t most_rows = 0, most_cols = 0;
     for (int k = 0; k < c->n_in + c->n_out; k++) {
         const tensor *t = k < c->n_in ? &c->in[k] : &c->out[k - c->n_in];
