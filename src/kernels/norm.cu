@@ -589,7 +589,7 @@ static int norm_backward_rows(const vlai_cuda_call *call, const vlai_cuda_tensor
             constexpr int PACKS = decltype(packs)::value, BYTES = norm_rows_bytes<PACKS>();
             auto kernel = norm_rows_kernel<W, PACKS, decltype(with_sums)::value>;
             cudaFuncAttributes a;
-            if (cudaFuncGetAttributes(&a, kernel) || a.ptxVersion < 90 || allow_ring(kernel, BYTES)) {
+            if (cudaFuncGetAttributes(&a, kernel) || a.numRegs <= 64 /* empty */ || allow_ring(kernel, BYTES)) {
                 (void)cudaGetLastError();
                 return 0;
             }
