@@ -1,6 +1,6 @@
 /* Times every implementation of attention at the sizes of a Wall-X step (batch 26), forward and backward, on packed q|k|v.
  *
- *     gpu_attention [NAME...]      only the implementations named: windows wide wide-4 groups groups-l2 groups-1 long cudnn segments tiles plain
+ *     gpu_attention [NAME...]      only the implementations named: wide windows long groups cudnn segments tiles plain
  *
  * Median of 25 runs of 8 launches on a warm card, which follow each other as in a step; buffers are taken in turn, so many sets
  * that nothing is found in L2 that a step would not find there. TFLOP/s count visible pairs, 4 D forward and 10 D backward. The
@@ -308,11 +308,11 @@ static void measure(const problem *p)
                 double flops = (b ? 10.0 : 4.0) * p->dim * p->heads * pairs;
                 double bytes = (double)n * 2 * (double)(b ? 2 * width + 2 * wide : width + wide) + (double)n * p->heads * 4;
                 both += ms;
-                printf("  %-9s %-8s %8.4f ms %7.1f TFLOP/s %7.0f GB/s %6.2f x floor, off %.1e %s\n", name, b ? "backward" : "forward", ms,
+                printf("  %-8s %-8s %8.4f ms %7.1f TFLOP/s %7.0f GB/s %6.2f x floor, off %.1e %s\n", name, b ? "backward" : "forward", ms,
                        flops / ms * 1e-9, bytes / ms * 1e-6, ms * 1e-3 / (bytes / copy_rate), distance(&calls[b][0].out[0], &results[b]),
                        fast ? "" : "fixed");
                 if (b)
-                    printf("  %-9s both     %8.4f ms\n", name, both);
+                    printf("  %-8s both     %8.4f ms\n", name, both);
                 fflush(stdout);
             }
             for (int s = 0; s < SETS; s++)

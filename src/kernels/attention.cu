@@ -7,20 +7,19 @@
  *
  * Which kernels run is a table at the end of this file; the first row that fits is taken:
  *
- *     windows    segments of at most 64 rows, each whole   (kernels/attention_window.cuh)
- *     wide       the same, on sm_90a; wide-4: with heads in four lanes. Neither is measured yet   (kernels/attention_wide.cu)
- *     groups     whole or causal segments, on sm_90a   (kernels/attention_groups.cu); groups-l2, groups-1: in another order of
- *                blocks, not measured yet
- *     long       full segments, backward, on sm_90a: not measured yet   (kernels/attention_wide.cu)
+ *     wide       segments of at most 64 rows, each whole, a kv head for every head, on sm_90a   (kernels/attention_wide.cu)
+ *     windows    the same on other cards, and with heads of more than 80 columns   (kernels/attention_window.cuh)
+ *     long       full segments of any length, a kv head for every head, backward alone, on sm_90a   (kernels/attention_wide.cu)
+ *     groups     whole or causal segments, on sm_90a   (kernels/attention_groups.cu)
  *     cudnn      whole or causal segments, where a plan was made: fast attention alone   (kernels/attention_cudnn.cu)
  *     segments   whole or causal segments   (kernels/attention_segments.cuh)
  *     tiles      any mask, bf16 up to D = 128   (kernels/attention_tiles.cuh)
  *     plain      any mask: here, a warp per row, fp32 multiply-adds, for parity
  *
- * Backward of groups and of the last three is two kernels, one that owns keys and one that owns queries: two blocks never add to
- * one sum, but for those of a cluster, in the order of their ranks. The order of every sum is fixed, at the price of computing
- * the scores twice. 4 D flops a pair forward, 14 D backward; all but groups and wide use the tensor cores by mma.sync, about half of
- * what wgmma reaches.
+ * Backward of long, groups and the last three is two kernels, one that owns keys and one that owns queries: two blocks never add
+ * to one sum, but for those of a cluster, in the order of their ranks. The order of every sum is fixed, at the price of computing
+ * the scores twice. 4 D flops a pair forward, 14 D backward; wide, long and groups use the tensor cores by wgmma, the others by
+ * mma.sync, about half of what wgmma reaches.
  *
  * Operands may be columns of one matrix q|k|v: rows have strides. o and do may be two streams of rows, which groups reads and
  * writes as they lie; for the others o and do are put together in scratch. */
@@ -486,26 +485,6 @@ int backward_segments(const attention_task &task)
     });
 }
 
-template <int LANES> int forward_wide(const attention_task &task)
-{
-    return attention_wide_forward(task, LANES);
-}
-
-template <int LANES> int backward_wide(const attention_task &task)
-{
-    return attention_wide_backward(task, LANES);
-}
-
-template <group_order ORDER> int forward_groups(const attention_task &task)
-{
-    return attention_groups_forward(task, ORDER);
-}
-
-template <group_order ORDER> int backward_groups(const attention_task &task)
-{
-    return attention_groups_backward(task, ORDER);
-}
-
 /* Of an implementation that has no forward pass of its own. */
 int forward_none(const attention_task &)
 {
@@ -531,13 +510,10 @@ struct implementation {
 };
 
 const implementation implementations[] = {
+    {"wide", attention_wide_fits, attention_wide_forward, attention_wide_backward},
     {"windows", fits_window, forward_window, backward_window},
-    {"wide", attention_wide_fits, forward_wide<1>, backward_wide<1>},
-    {"wide-4", attention_wide_fits, forward_wide<4>, backward_wide<4>},
-    {"groups", attention_groups_fits, forward_groups<GROUP_BY_TILE>, backward_groups<GROUP_BY_TILE>, attention_groups_streams},
-    {"groups-l2", attention_groups_fits, forward_groups<GROUP_BY_SEGMENT>, backward_groups<GROUP_BY_SEGMENT>, attention_groups_streams},
-    {"groups-1", attention_groups_fits, forward_groups<GROUP_BY_SEGMENT_APART>, backward_groups<GROUP_BY_SEGMENT_APART>, attention_groups_streams},
     {"long", attention_long_fits, forward_none, attention_long_backward},
+    {"groups", attention_groups_fits, attention_groups_forward, attention_groups_backward, attention_groups_streams},
     {"cudnn", [](const attention_task &t) { return t.plan != nullptr; }, forward_cudnn, backward_cudnn},
     {"segments", fits_segments, forward_segments, backward_segments},
     {"tiles", [](const attention_task &t) { return t.dtype == VLA_BF16 && t.shape.dim <= 128; }, forward_tiles, backward_tiles},
@@ -746,7 +722,9 @@ size_t own_workspace_of(const vla_graph *g, const vlai_node *node, int rows, int
     int64_t queries = operand_of(g, node, rows).shape[0];
     size_t own = backward ? delta_bytes(queries, options->heads) + round_256((size_t)query_tiles(queries) * sizeof(query_tile)) : 0;
     size_t groups = backward ? attention_groups_workspace(queries, options->heads) : 0;
+    size_t longs = backward ? attention_long_workspace(queries, options->heads) : 0;
     own = groups > own ? groups : own;
+    own = longs > own ? longs : own;
     if (options->mask == VLA_MASK_COLUMNS || options->longest <= WINDOW_LONGEST || node->n_inputs <= tables + 3 ||
         operand_of(g, node, rows).dtype != VLA_BF16)
         return own;
@@ -781,7 +759,7 @@ size_t workspace_of(const vla_graph *g, const vlai_node *node, int rows, int tab
         t.n_segments = operand_of(g, node, tables + 3).elements - 1;
     }
     if (!fits_window(t) && attention_groups_fits(t) && attention_groups_streams(t))
-        return own; /* windows, which come before groups, do not */
+        return own; /* wide, windows and long, which come before groups, do not: the first two fit only where windows does, long not with it */
     return round_256(own) + (backward ? 2 : 1) * joined_bytes(qkv.shape[0], options->heads, options->head_dim, qkv.dtype);
 }
 

@@ -33,23 +33,6 @@ using row_facts = float2;
 
 #ifdef VLAI_HOPPER
 
-/* Which segment of how many, and which tile of it, a block has; the last segment: the rows outside. */
-struct group_place {
-    int segment, segments, tile, tiles;
-
-    __device__ explicit group_place(bool by_segment)
-    {
-        segment = by_segment ? blockIdx.z : blockIdx.y;
-        segments = (by_segment ? gridDim.z : gridDim.y) - 1;
-        tile = by_segment ? blockIdx.y : blockIdx.z;
-        tiles = by_segment ? gridDim.y : gridDim.z;
-    }
-    __device__ bool outside() const
-    {
-        return segment == segments;
-    }
-};
-
 /* What a thread is in its team, and its two rows of the team's 64. */
 struct team_place {
     int team, thread, warp, g, t; /* team, warp: the same in all lanes, and known to be */
@@ -186,12 +169,12 @@ template <int TEAMS, int KEYS> struct query_block {
     segment_rows segment;
     int per_team, first, last; /* queries of a team; first query of the block; end of the keys it sees */
 
-    __device__ bool make(const attention_shape &s, const int32_t *segments, const group_place &place, bool causal, int shift)
+    __device__ bool make(const attention_shape &s, const int32_t *segments, bool causal, int shift)
     {
-        segment = segment_of(s, segments, place.segment);
+        segment = segment_of(s, segments, blockIdx.y);
         per_team = TEAM_ROWS >> shift;
         int length = segment.end - segment.first, tiles = (length + TEAMS * per_team - 1) / (TEAMS * per_team);
-        int tile = tiles - 1 - place.tile;
+        int tile = tiles - 1 - (int)blockIdx.z;
         first = segment.first + tile * TEAMS * per_team;
         last = causal ? min(first + TEAMS * per_team, segment.end) : segment.end;
         return tile >= 0;
@@ -250,8 +233,8 @@ struct query_grad_block {
     enum { TEAMS = 3, KEYS = 64, STAGES = 2, BLOCKS = 1 };
 };
 
-template <int N> struct key_grad_block {
-    enum { TEAMS = N, STAGES = 2, BLOCKS = 2 / N };
+struct key_grad_block {
+    enum { TEAMS = 2, STAGES = 2 };
 };
 
 template <int DP> constexpr size_t group_shared()
@@ -263,7 +246,7 @@ template <int DP> constexpr size_t group_shared()
 /* The scores of the next keys are begun with the product of these. */
 template <int DP>
 __global__ void __launch_bounds__(forward_block::TEAMS *TEAM, forward_block::BLOCKS)
-    group_kernel(attention_shape s, const int32_t *segments, bool by_segment, bool causal, int shift, const __grid_constant__ group_maps maps,
+    group_kernel(attention_shape s, const int32_t *segments, bool causal, int shift, const __grid_constant__ group_maps maps,
                  row_streams<bf16> o, float *lse)
 {
 #ifdef VLAI_HOPPER
@@ -272,10 +255,9 @@ __global__ void __launch_bounds__(forward_block::TEAMS *TEAM, forward_block::BLO
     __shared__ int left[STAGES], places[TEAMS * TEAM_ROWS];
     unsigned char *tiles = shared_tiles();
     const team_place me;
-    const group_place at(by_segment);
     int head = blockIdx.x << shift;
-    if (at.outside()) {
-        rows_outside(s, segments, at.segments, at.tile, at.tiles, [&](int row) {
+    if (blockIdx.y == gridDim.y - 1) {
+        rows_outside(s, segments, gridDim.y - 1, [&](int row) {
             int place = o.place(row);
             for (int c = threadIdx.x; place != NOWHERE && c < s.dim << shift; c += TEAMS * TEAM)
                 o.at(place, s.o_stride)[head * s.dim + c] = __float2bfloat16_rn(0.0f);
@@ -285,7 +267,7 @@ __global__ void __launch_bounds__(forward_block::TEAMS *TEAM, forward_block::BLO
         return;
     }
     query_block<TEAMS, KEYS> block;
-    if (!block.make(s, segments, at, causal, shift))
+    if (!block.make(s, segments, causal, shift))
         return;
     key_ring<DP, KEYS, STAGES, TEAMS> ring = {tiles + TEAMS * tile_bytes(DP, TEAM_ROWS), key_full, left, &maps, (int)blockIdx.x,
                                               block.segment.first, block.segment.end, block.chunks()};
@@ -405,7 +387,7 @@ template <int DP> constexpr size_t group_query_shared()
 /* facts [N, heads] and, unless NULL, dq. */
 template <int DP>
 __global__ void __launch_bounds__(query_grad_block::TEAMS *TEAM, query_grad_block::BLOCKS)
-    group_query_grad_kernel(attention_shape s, const int32_t *segments, bool by_segment, bool causal, int shift, const __grid_constant__ group_maps maps,
+    group_query_grad_kernel(attention_shape s, const int32_t *segments, bool causal, int shift, const __grid_constant__ group_maps maps,
                             row_streams<bf16> o, const float *lse, row_facts *facts, bf16 *dq)
 {
 #ifdef VLAI_HOPPER
@@ -415,18 +397,17 @@ __global__ void __launch_bounds__(query_grad_block::TEAMS *TEAM, query_grad_bloc
     __shared__ int left[STAGES], places[TEAMS * TEAM_ROWS];
     unsigned char *tiles = shared_tiles();
     const team_place me;
-    const group_place at(by_segment);
     int head = blockIdx.x << shift;
     int64_t col = (int64_t)head * s.dim;
-    if (at.outside()) {
-        rows_outside(s, segments, at.segments, at.tile, at.tiles, [&](int row) {
+    if (blockIdx.y == gridDim.y - 1) {
+        rows_outside(s, segments, gridDim.y - 1, [&](int row) {
             for (int c = threadIdx.x; dq && c < s.dim << shift; c += TEAMS * TEAM)
                 dq[row * s.dq_stride + col + c] = __float2bfloat16_rn(0.0f);
         });
         return;
     }
     query_block<TEAMS, KEYS> block;
-    if (!block.make(s, segments, at, causal, shift))
+    if (!block.make(s, segments, causal, shift))
         return;
     key_ring<DP, KEYS, STAGES, TEAMS> ring = {tiles + TEAMS * 2 * TILE, key_full, left, &maps, (int)blockIdx.x, block.segment.first,
                                               block.segment.end, dq ? block.chunks() : 0};
@@ -545,28 +526,27 @@ __global__ void __launch_bounds__(query_grad_block::TEAMS *TEAM, query_grad_bloc
 #endif
 }
 
-template <int DP, class BLOCK> constexpr size_t group_key_shared()
+template <int DP> constexpr size_t group_key_shared()
 {
-    return 1024 + 2 * tile_bytes(DP, TEAM_ROWS) + BLOCK::TEAMS * BLOCK::STAGES * 2 * tile_bytes(DP, TEAM_ROWS);
+    return 1024 + 2 * tile_bytes(DP, TEAM_ROWS) + key_grad_block::TEAMS * key_grad_block::STAGES * 2 * tile_bytes(DP, TEAM_ROWS);
 }
 
 /* dk, dv; either may be NULL. */
-template <int DP, class BLOCK>
-__global__ void __launch_bounds__(BLOCK::TEAMS *TEAM, BLOCK::BLOCKS)
-    group_key_grad_kernel(attention_shape s, const int32_t *segments, bool by_segment, bool causal, int shift, const __grid_constant__ group_maps maps,
+template <int DP>
+__global__ void __launch_bounds__(key_grad_block::TEAMS *TEAM, 1)
+    group_key_grad_kernel(attention_shape s, const int32_t *segments, bool causal, int shift, const __grid_constant__ group_maps maps,
                           row_streams<bf16> dy, const row_facts *facts, bf16 *dk, bf16 *dv)
 {
 #ifdef VLAI_HOPPER
-    constexpr int TEAMS = BLOCK::TEAMS, STAGES = BLOCK::STAGES, TILE = tile_bytes(DP, TEAM_ROWS), N = TEAM_ROWS;
+    constexpr int TEAMS = key_grad_block::TEAMS, STAGES = key_grad_block::STAGES, TILE = tile_bytes(DP, TEAM_ROWS), N = TEAM_ROWS;
     __shared__ uint64_t key_full, full[TEAMS][STAGES];
     __shared__ __align__(16) row_facts side[TEAMS][2][TEAM_ROWS];
     unsigned char *tile_k = shared_tiles(), *tile_v = tile_k + TILE;
     const team_place me;
-    const group_place at(by_segment);
     int kv_head = blockIdx.x, group = 1 << shift, head = kv_head << shift;
     int64_t col = (int64_t)kv_head * s.dim;
-    if (at.outside()) {
-        rows_outside(s, segments, at.segments, at.tile, at.tiles, [&](int row) {
+    if (blockIdx.y == gridDim.y - 1) {
+        rows_outside(s, segments, gridDim.y - 1, [&](int row) {
             for (int c = threadIdx.x; c < s.dim; c += TEAMS * TEAM) {
                 if (dk)
                     dk[row * s.dkv_stride + col + c] = __float2bfloat16_rn(0.0f);
@@ -576,8 +556,8 @@ __global__ void __launch_bounds__(BLOCK::TEAMS *TEAM, BLOCK::BLOCKS)
         });
         return;
     }
-    segment_rows segment = segment_of(s, segments, at.segment);
-    int first = segment.first + at.tile * TEAM_ROWS;
+    segment_rows segment = segment_of(s, segments, blockIdx.y);
+    int first = segment.first + blockIdx.z * TEAM_ROWS;
     if (first >= segment.end)
         return;
     /* Tile n of this team is number all - 1 - team - 2 n of those from the first query on. */
@@ -696,18 +676,6 @@ __global__ void __launch_bounds__(BLOCK::TEAMS *TEAM, BLOCK::BLOCKS)
         if (me.warp == 0 && n + STAGES < tiles)
             load(n + STAGES, place);
     }
-    auto store = [&](bool keys, const float(&x)[DP / 8][4]) {
-        bf16 *to = keys ? dk : dv;
-        float factor = keys ? s.scale : 1.0f;
-        if (to)
-            tile_store<DP>([&](int row) { return to + (first + row) * s.dkv_stride + col; }, s.dim, segment.end - first, keys ? tile_k : tile_v, me,
-                           x, factor, factor);
-    };
-    if constexpr (TEAMS == 1) {
-        store(true, acc_k);
-        store(false, acc_v);
-        return;
-    }
     /* Sums of the two teams: the first finishes dk, the second dv. */
     bool keys = me.team == 0;
     float *mine = (float *)stages + me.thread;
@@ -728,7 +696,11 @@ __global__ void __launch_bounds__(BLOCK::TEAMS *TEAM, BLOCK::BLOCKS)
 #pragma unroll
         for (int e = 0; e < 4; e++)
             acc_k[j][e] = (keys ? acc_k[j][e] : acc_v[j][e]) + other[(j * 4 + e) * TEAM];
-    store(keys, acc_k);
+    bf16 *to = keys ? dk : dv;
+    float factor = keys ? s.scale : 1.0f;
+    if (to)
+        tile_store<DP>([&](int row) { return to + (first + row) * s.dkv_stride + col; }, s.dim, segment.end - first, keys ? tile_k : tile_v, me,
+                       acc_k, factor, factor);
 #endif
 }
 
@@ -771,7 +743,7 @@ int maps_make(const attention_task &t, int keys, group_maps *maps)
 
 /* Starts a kernel of a block shape; arguments: what follows the tensor maps. */
 template <class BLOCK, class K, class... A>
-int group_launch(const attention_task &t, group_order order, K kernel, size_t shared, int keys, int rows, A... arguments)
+int group_launch(const attention_task &t, K kernel, size_t shared, int keys, int rows, A... arguments)
 {
     group_maps maps = {};
     int status = maps_make(t, keys, &maps);
@@ -779,11 +751,9 @@ int group_launch(const attention_task &t, group_order order, K kernel, size_t sh
         status = allow_shared(kernel, shared);
     if (status)
         return status;
-    bool by_segment = order != GROUP_BY_TILE;
-    unsigned segments = (unsigned)t.n_segments + 1, tiles = blocks_for(t.longest, rows);
-    dim3 grid((unsigned)t.shape.kv_heads, by_segment ? tiles : segments, by_segment ? segments : tiles);
-    kernel<<<grid, BLOCK::TEAMS * TEAM, shared, t.stream>>>(t.shape, t.segments, by_segment, t.mask == VLA_MASK_CAUSAL, shift_of(t.shape.group),
-                                                            maps, arguments...);
+    dim3 grid((unsigned)t.shape.kv_heads, (unsigned)t.n_segments + 1, blocks_for(t.longest, rows));
+    kernel<<<grid, BLOCK::TEAMS * TEAM, shared, t.stream>>>(t.shape, t.segments, t.mask == VLA_MASK_CAUSAL, shift_of(t.shape.group), maps,
+                                                            arguments...);
     return launched();
 }
 
@@ -797,7 +767,7 @@ bool compiled()
 {
     static const bool there = [] {
         cudaFuncAttributes a;
-        if (cudaFuncGetAttributes(&a, group_key_grad_kernel<128, key_grad_block<2>>) == cudaSuccess)
+        if (cudaFuncGetAttributes(&a, group_key_grad_kernel<128>) == cudaSuccess)
             return a.sharedSizeBytes > 0;
         cudaGetLastError();
         return false;
@@ -826,31 +796,27 @@ bool attention_groups_streams(const attention_task &t)
     return !t.backward || t.shape.group >= 8;
 }
 
-int attention_groups_forward(const attention_task &t, group_order order)
+int attention_groups_forward(const attention_task &t)
 {
     using block = forward_block;
     return with_group_dim(t.shape.dim, [&](auto d) {
         constexpr int DP = decltype(d)::value;
-        return group_launch<block>(t, order, group_kernel<DP>, group_shared<DP>(), block::KEYS, block::TEAMS * TEAM_ROWS / t.shape.group,
+        return group_launch<block>(t, group_kernel<DP>, group_shared<DP>(), block::KEYS, block::TEAMS * TEAM_ROWS / t.shape.group,
                                    streams_of(t, t.o, t.o_b), t.lse);
     });
 }
 
-int attention_groups_backward(const attention_task &t, group_order order)
+int attention_groups_backward(const attention_task &t)
 {
     using block = query_grad_block;
     return with_group_dim(t.shape.dim, [&](auto d) {
         constexpr int DP = decltype(d)::value;
         row_facts *facts = (row_facts *)t.workspace;
-        int status = group_launch<block>(t, order, group_query_grad_kernel<DP>, group_query_shared<DP>(), block::KEYS,
+        int status = group_launch<block>(t, group_query_grad_kernel<DP>, group_query_shared<DP>(), block::KEYS,
                                          block::TEAMS * TEAM_ROWS / t.shape.group, streams_of(t, t.o, t.o_b), t.lse, facts, (bf16 *)t.dq);
         if (status || (!t.dk && !t.dv))
             return status;
-        auto key_grad = [&](auto block_of_keys) {
-            using keys = decltype(block_of_keys);
-            return group_launch<keys>(t, order, group_key_grad_kernel<DP, keys>, group_key_shared<DP, keys>(), TEAM_ROWS, TEAM_ROWS,
-                                      streams_of(t, t.dy, t.dy_b), facts, (bf16 *)t.dk, (bf16 *)t.dv);
-        };
-        return order == GROUP_BY_SEGMENT_APART ? key_grad(key_grad_block<1>{}) : key_grad(key_grad_block<2>{});
+        return group_launch<key_grad_block>(t, group_key_grad_kernel<DP>, group_key_shared<DP>(), TEAM_ROWS, TEAM_ROWS,
+                                            streams_of(t, t.dy, t.dy_b), facts, (bf16 *)t.dk, (bf16 *)t.dv);
     });
 }

@@ -10,11 +10,8 @@ bool attention_groups_fits(const attention_task &task);
 bool attention_groups_streams(const attention_task &task);
 /* Scratch of the backward pass in bytes. */
 size_t attention_groups_workspace(int64_t queries, int heads);
-/* The order of blocks: a tile of every segment before the next tile of any, those with most work first; or all tiles of a segment before
- * the next segment, so that they find its rows in L2; or this with keys' blocks of one team, two to a multiprocessor. */
-enum group_order { GROUP_BY_TILE, GROUP_BY_SEGMENT, GROUP_BY_SEGMENT_APART };
 /* Both return a CUDA error code. */
-int attention_groups_forward(const attention_task &task, group_order order);
-int attention_groups_backward(const attention_task &task, group_order order);
+int attention_groups_forward(const attention_task &task);
+int attention_groups_backward(const attention_task &task);
 
 #endif

@@ -1,4 +1,5 @@
-/* Attention inside short segments (windows of the vision tower) in bf16 on Hopper's products of 64 rows, forward and backward.
+/* Attention inside short segments (windows of the vision tower) in bf16 on Hopper's products of 64 rows, forward and backward; and the
+ * backward pass of longer ones (whole pictures), at the end of this file.
  *
  *     VLA_MASK_FULL, no segment longer than 64 rows, as many kv heads as heads, of at most 80: q, k, v, o, do, gradients [N, ...]
  *
@@ -6,8 +7,7 @@
  * a segment of one head; of two or four neighbouring heads when it has at most 32 or 16 rows, row r of the 64 then being row r / H of the
  * segment and head r % H, so that what a row sees are the columns of its own remainder. Blocks stay: each takes a run of neighbouring
  * units, as many rows and heads as every other, and asks for the next unit's operands before it computes with those that came. Units
- * are found in the table of rows as they go by, a segment ahead. With L lanes, block b has heads b % L, b % L + L, ... alone: these are
- * neighbours then, and blocks of one run read the pieces of a row at about the same time.
+ * are found in the table of rows as they go by, a segment ahead.
  *
  * Backward: p and dS of a unit pass from the team's warps as queries to them as keys over v and k, which nobody needs by then; v is
  * therefore asked for late, in the middle of the unit before. o is not read: delta = rowsum(p dp). dS has the scale of the scores in it.
@@ -31,7 +31,8 @@ enum {
     FORWARD_TILES = 2 * 3,               /* q, k, v twice */
     BACKWARD_TILES = 2 * 3 + 1,          /* q, k, do twice, v */
     LONG_TILES = 2 + 2 * 2,              /* of long segments: two that stay, two that pass by twice */
-    LONG_KEY_BLOCKS = 2                  /* of a multiprocessor */
+    LONG_KEY_BLOCKS = 2,                 /* of a multiprocessor */
+    LONG_LONGEST = 65535 * TEAM_ROWS     /* rows of a segment: tiles are a grid's y */
 };
 
 /* Of a query and head of long segments: lse in powers of 2, delta times the scale. */
@@ -45,10 +46,10 @@ constexpr size_t wide_shared(int tiles)
 
 #ifdef VLAI_HOPPER
 
-/* `rows` rows from `row` on, of `heads` heads from `head` on, every `lanes`-th, in tiles of 64 >> shift rows and 1 << shift heads;
- * 0 rows: none. keys: rows that each sees, all or none. */
+/* `rows` rows from `row` on, of `heads` heads from `head` on, in tiles of 64 >> shift rows and 1 << shift heads; 0 rows: none.
+ * keys: rows that each sees, all or none. */
 struct wide_unit {
-    int row, rows, keys, head, heads, shift, lanes;
+    int row, rows, keys, head, heads, shift;
 
     __device__ int query(int r) const
     {
@@ -57,11 +58,6 @@ struct wide_unit {
     __device__ int part(int r) const
     {
         return r & ((1 << shift) - 1);
-    }
-    /* Of row r of a tile, from the unit's first row and head on; stride: from row to row, of: a head's. */
-    __device__ int offset(int r, int stride, int of) const
-    {
-        return query(r) * stride + part(r) * (lanes * of);
     }
     /* Is row r of a tile one of the unit? */
     __device__ bool has(int r) const
@@ -75,11 +71,11 @@ struct wide_unit {
     }
 };
 
-/* A block's units, one after another. A unit's place is the number of rows, times the lane's heads, that come before it: a block has those
- * whose place lies in its share. A row that sees nothing is a segment of its own. */
+/* A block's units, one after another. A unit's place is the number of rows, times heads, that come before it: a block has those whose
+ * place lies in its share. A row that sees nothing is a segment of its own. */
 struct wide_walk {
     const int2 *spans;
-    int n, heads, lane, lanes;
+    int n, heads;
     int64_t share_end;
     int first, end, length, head, shift;
     bool sees;
@@ -100,16 +96,13 @@ struct wide_walk {
         head = 0;
         next = span(end);
     }
-    __device__ void begin(const attention_shape &s, int of)
+    __device__ void begin(const attention_shape &s)
     {
-        int run = blockIdx.x / of, runs = gridDim.x / of;
         spans = s.rows;
         n = (int)s.queries;
-        lanes = of;
-        lane = blockIdx.x % of;
-        heads = (s.heads - lane + lanes - 1) / lanes;
-        int64_t all = s.queries * heads, begin = all * run / runs;
-        share_end = all * (run + 1) / runs;
+        heads = s.heads;
+        int64_t all = s.queries * s.heads, begin = all * blockIdx.x / gridDim.x;
+        share_end = all * (blockIdx.x + 1) / gridDim.x;
         int row = (int)(begin / heads);
         enter(row, span(row));
         int64_t passed = begin - (int64_t)first * heads; /* of the segment, before the share begins */
@@ -121,7 +114,7 @@ struct wide_walk {
     __device__ wide_unit unit() const
     {
         bool there = first < n && (int64_t)first * heads + head * length < share_end;
-        return {first, there ? length : 0, sees ? length : 0, lane + head * lanes, min(heads - head, 1 << shift), shift, lanes};
+        return {first, there ? length : 0, sees ? length : 0, head, min(heads - head, 1 << shift), shift};
     }
     __device__ void advance()
     {
@@ -150,7 +143,7 @@ template <int N>
 __device__ inline void wide_load(const wide_unit &unit, unsigned char *const (&to)[N], const bf16 *const (&from)[N], int stride, int dim)
 {
     int row = threadIdx.x / 8, piece = threadIdx.x % 8, place = wide_place(row, piece), query = unit.query(row), step = 16 >> unit.shift;
-    int offset = unit.offset(row, stride, dim) + piece * 8;
+    int offset = query * stride + unit.part(row) * dim + piece * 8;
     bool there = unit.part(row) < unit.heads && piece * 8 < dim;
 #pragma unroll
     for (int i = 0; i < TEAM_ROWS / 16; i++) {
@@ -162,7 +155,7 @@ __device__ inline void wide_load(const wide_unit &unit, unsigned char *const (&t
     row = threadIdx.x / 2;
     piece = 8 + threadIdx.x % 2;
     there = unit.has(row) && piece * 8 < dim;
-    offset = unit.offset(row, stride, dim) + piece * 8;
+    offset = unit.query(row) * stride + unit.part(row) * dim + piece * 8;
 #pragma unroll
     for (int k = 0; k < N; k++)
         copy_async<16>(to[k] + wide_place(row, piece), from[k] + offset, there);
@@ -302,7 +295,7 @@ __device__ inline void wide_store(bf16 *to, int stride, int dim, const wide_unit
         return;
     to += (int64_t)unit.row * stride + (int64_t)unit.head * dim;
     int row = me.warp * 16 + me.lane / 8, piece = me.lane % 8, step = 4 >> unit.shift;
-    int offset = unit.offset(row, stride, dim) + piece * 8;
+    int offset = unit.query(row) * stride + unit.part(row) * dim + piece * 8;
     bool there = unit.part(row) < unit.heads && piece * 8 < dim;
 #pragma unroll
     for (int i = 0; i < 4; i++)
@@ -311,7 +304,7 @@ __device__ inline void wide_store(bf16 *to, int stride, int dim, const wide_unit
     row = me.warp * 16 + me.lane / 2;
     piece = 8 + me.lane % 2;
     if (unit.has(row) && piece * 8 < dim)
-        *reinterpret_cast<uint4 *>(to + unit.offset(row, stride, dim) + piece * 8) =
+        *reinterpret_cast<uint4 *>(to + unit.query(row) * stride + unit.part(row) * dim + piece * 8) =
             *reinterpret_cast<const uint4 *>(tile + wide_place(row, piece));
 }
 
@@ -319,7 +312,7 @@ __device__ inline void wide_store(bf16 *to, int stride, int dim, const wide_unit
 
 /* Forward. */
 __global__ void __launch_bounds__(TEAM, WIDE_BLOCKS)
-    wide_kernel(attention_shape s, int lanes, const bf16 *q, const bf16 *k, const bf16 *v, bf16 *o, float *lse)
+    wide_kernel(attention_shape s, const bf16 *q, const bf16 *k, const bf16 *v, bf16 *o, float *lse)
 {
 #ifdef VLAI_HOPPER
     unsigned char *tiles = wide_tiles();
@@ -333,7 +326,7 @@ __global__ void __launch_bounds__(TEAM, WIDE_BLOCKS)
         copy_commit();
     };
     wide_walk walk;
-    walk.begin(s, lanes);
+    walk.begin(s);
     wide_unit unit = walk.unit();
     if (unit.rows)
         load(unit, 0);
@@ -386,7 +379,7 @@ __global__ void __launch_bounds__(TEAM, WIDE_BLOCKS)
             sum[r] += __shfl_xor_sync(0xFFFFFFFFu, sum[r], 2);
             int row = me.row(r);
             if (lse && me.t == 0 && unit.has(row))
-                lse[(int64_t)unit.row * s.heads + unit.head + unit.offset(row, s.heads, 1)] =
+                lse[(int64_t)(unit.row + unit.query(row)) * s.heads + unit.head + unit.part(row)] =
                     sum[r] > 0 ? (top[r] + log2f(sum[r])) * LN2 : -INFINITY;
         }
         __syncthreads(); /* nobody needs q */
@@ -401,7 +394,7 @@ __global__ void __launch_bounds__(TEAM, WIDE_BLOCKS)
 
 /* Backward; dq, dk, dv: any may be NULL. */
 __global__ void __launch_bounds__(TEAM, WIDE_BLOCKS)
-    wide_grad_kernel(attention_shape s, int lanes, const bf16 *dy, const bf16 *q, const bf16 *k, const bf16 *v, const float *lse, bf16 *dq, bf16 *dk,
+    wide_grad_kernel(attention_shape s, const bf16 *dy, const bf16 *q, const bf16 *k, const bf16 *v, const float *lse, bf16 *dq, bf16 *dk,
                      bf16 *dv)
 {
 #ifdef VLAI_HOPPER
@@ -410,7 +403,7 @@ __global__ void __launch_bounds__(TEAM, WIDE_BLOCKS)
     float scale = s.scale * LOG2E, power[2]; /* lse of the thread's rows, in powers of 2; infinite for rows that do not exist: p = 0 */
     auto fetch = [&](const wide_unit &unit, int r) {
         int row = me.row(r);
-        return unit.has(row) ? lse[(int64_t)unit.row * s.heads + unit.head + unit.offset(row, s.heads, 1)] : INFINITY;
+        return unit.has(row) ? lse[(int64_t)(unit.row + unit.query(row)) * s.heads + unit.head + unit.part(row)] : INFINITY;
     };
     auto load = [&](const wide_unit &unit, int n) {
         unsigned char *stage = tiles + n % 2 * 3 * WIDE_TILE, *const to[2] = {stage, stage + WIDE_TILE}, *const to_dy[1] = {stage + 2 * WIDE_TILE};
@@ -427,7 +420,7 @@ __global__ void __launch_bounds__(TEAM, WIDE_BLOCKS)
         copy_commit();
     };
     wide_walk walk;
-    walk.begin(s, lanes);
+    walk.begin(s);
     wide_unit unit = walk.unit();
     float ahead[2];
     if (unit.rows) {
@@ -525,14 +518,14 @@ __global__ void __launch_bounds__(TEAM, WIDE_BLOCKS)
 #endif
 }
 
-/* Long segments, backward, in tiles of the same kind: a block has 64 queries, then 64 keys, and all of the segment passes by. Grid of both: heads, tiles, segments
- * and one more for the rows outside them. */
+/* Long segments, backward, in tiles of the same kind: a block has 64 queries, then 64 keys, and all of the segment passes by. Grid of both:
+ * heads, tiles, segments and one more for the rows outside them. */
 
 #ifdef VLAI_HOPPER
 
 __device__ inline wide_unit long_tile(const segment_rows &of, int row, int head)
 {
-    return {row, min(of.end - row, (int)TEAM_ROWS), TEAM_ROWS, head, 1, 0, 1};
+    return {row, min(of.end - row, (int)TEAM_ROWS), TEAM_ROWS, head, 1, 0};
 }
 
 /* Two operands of a tile. */
@@ -765,15 +758,13 @@ bool compiled()
     return there;
 }
 
-/* As many blocks as run at once, where there are two full units for each; whole sets of lanes, of which there are as many as heads at most. */
-int wide_grid(const attention_shape &s, int *lanes, unsigned *blocks)
+/* As many blocks as run at once, where there are two full units for each. */
+int wide_grid(const attention_shape &s, unsigned *blocks)
 {
     int device = 0, processors = 0, status = (int)cudaGetDevice(&device);
     if (!status)
         status = (int)cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
     *blocks = min((unsigned)(processors * WIDE_BLOCKS), blocks_for(s.queries * s.heads, 2 * TEAM_ROWS));
-    *lanes = min(*lanes, s.heads);
-    *blocks = max(*blocks / *lanes, 1u) * *lanes;
     return status;
 }
 
@@ -786,41 +777,46 @@ bool attention_wide_fits(const attention_task &t)
            s.queries < MOST_STREAM_ROWS && s.group == 1 && s.q_stride == s.kv_stride && s.dim <= WIDE_DIM && s.vector && s.scale > 0 && compiled();
 }
 
-int attention_wide_forward(const attention_task &t, int lanes)
+int attention_wide_forward(const attention_task &t)
 {
     unsigned blocks;
-    int status = wide_grid(t.shape, &lanes, &blocks);
+    int status = wide_grid(t.shape, &blocks);
     if (!status)
         status = allow_ring(wide_kernel, wide_shared(FORWARD_TILES));
     if (status)
         return status;
-    wide_kernel<<<blocks, TEAM, wide_shared(FORWARD_TILES), t.stream>>>(t.shape, lanes, (const bf16 *)t.q, (const bf16 *)t.k, (const bf16 *)t.v,
+    wide_kernel<<<blocks, TEAM, wide_shared(FORWARD_TILES), t.stream>>>(t.shape, (const bf16 *)t.q, (const bf16 *)t.k, (const bf16 *)t.v,
                                                                       (bf16 *)t.o, t.lse);
     return launched();
 }
 
-int attention_wide_backward(const attention_task &t, int lanes)
+int attention_wide_backward(const attention_task &t)
 {
     unsigned blocks;
     if (!t.shape.queries)
         return 0;
-    int status = wide_grid(t.shape, &lanes, &blocks);
+    int status = wide_grid(t.shape, &blocks);
     if (!status)
         status = allow_ring(wide_grad_kernel, wide_shared(BACKWARD_TILES));
     if (status)
         return status;
-    wide_grad_kernel<<<blocks, TEAM, wide_shared(BACKWARD_TILES), t.stream>>>(t.shape, lanes, (const bf16 *)t.dy, (const bf16 *)t.q, (const bf16 *)t.k,
+    wide_grad_kernel<<<blocks, TEAM, wide_shared(BACKWARD_TILES), t.stream>>>(t.shape, (const bf16 *)t.dy, (const bf16 *)t.q, (const bf16 *)t.k,
                                                                             (const bf16 *)t.v, t.lse, (bf16 *)t.dq, (bf16 *)t.dk,
                                                                             (bf16 *)t.dv);
     return launched();
+}
+
+size_t attention_long_workspace(int64_t queries, int heads)
+{
+    return round_256((size_t)(queries * heads) * sizeof(long_facts));
 }
 
 bool attention_long_fits(const attention_task &t)
 {
     const attention_shape &s = t.shape;
     return t.backward && t.dtype == VLA_BF16 && t.mask == VLA_MASK_FULL && t.segments && t.n_segments > 0 && t.n_segments < 65535 && t.longest > 0 &&
-           s.queries == s.keys && s.queries < MOST_STREAM_ROWS && s.group == 1 && s.dim <= WIDE_DIM && s.vector && s.scale > 0 &&
-           t.workspace_bytes >= (size_t)(s.queries * s.heads) * sizeof(long_facts) && compiled();
+           t.longest <= LONG_LONGEST && s.queries == s.keys && s.queries < MOST_STREAM_ROWS && s.group == 1 && s.dim <= WIDE_DIM && s.vector && s.scale > 0 &&
+           t.workspace_bytes >= attention_long_workspace(s.queries, s.heads) && compiled();
 }
 
 int attention_long_backward(const attention_task &t)

@@ -1,9 +1,9 @@
 /* Every implementation of attention on the device against the CPU twin, in segments of awkward lengths.
  *
- *     test_cuda_attention [--short | --few] [I/N] [NAME...]      only the implementations named: windows wide wide-4 groups groups-l2
- *                                                                groups-1 long cudnn segments tiles plain plain32; the I-th of N shares of
- *                                                                the problems (gpu/parts.h); --few: own kernels, few segments, in
- *                                                                which all buffers go round
+ *     test_cuda_attention [--short | --few] [I/N] [NAME...]      only the implementations named: wide windows long groups cudnn segments
+ *                                                                tiles plain plain32; the I-th of N shares of the problems
+ *                                                                (gpu/parts.h); --few: own kernels, few segments, in which all
+ *                                                                buffers go round
  *
  * What may be wrong follows from what is rounded. Each result is a sum of terms; before the sum, a factor of each term (p, or
  * ds = p (dp - delta)) is rounded to the stored type, and the sum once more when it is stored: for bf16 by at most 2^-8, in
@@ -403,7 +403,7 @@ static void check_divisions(int which, const op_case *c, const tables *t, void *
 {
     static const char *const names[DIVISIONS] = {"ends apart", "rows by chance", "backwards", "first stream alone", "second stream alone"};
     static int turn;
-    int all = strncmp(vlai_cuda_attention_name(which), "groups", 6) == 0, one = turn++ % DIVISIONS;
+    int all = strcmp(vlai_cuda_attention_name(which), "groups") == 0, one = turn++ % DIVISIONS;
     size_t length = strlen(test_state.what);
     for (int by = all ? 0 : one; by < (all ? test_parts.few ? CHANCE + 1 : DIVISIONS : one + 1); by++) {
         streams s = divide(t, (division)by);
