@@ -31,10 +31,10 @@ static inline real L(silu_slope)(real x)
     return s * (1 + x * (1 - s));
 }
 
-/* Phi(x), the normal distribution function. */
+/* Phi(x), the normal distribution function: erfc, as 1 + erf cancels where x is negative. */
 static inline real L(phi)(real x)
 {
-    return (real)0.5 * (1 + erf(x * (real)0.70710678118654752440));
+    return (real)0.5 * erfc(-x * (real)0.70710678118654752440);
 }
 
 ELEMENTWISE(add, 1, a[i] + b[i])

@@ -37,7 +37,7 @@ static const char *const prelude =
     "__device__ inline float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }\n"
     "__device__ inline float silu(float x) { return x / (1.0f + expf(-x)); }\n"
     "__device__ inline float silu_slope(float x) { float s = sigmoid(x); return s * (1.0f + x * (1.0f - s)); }\n"
-    "__device__ inline float phi(float x) { return 0.5f * (1.0f + erff(x * 0.70710678118654752440f)); }\n"
+    "__device__ inline float phi(float x) { return 0.5f * erfcf(-x * 0.70710678118654752440f); }\n"
     "__device__ inline float gelu_slope(float x) { return phi(x) + x * (0.39894228040143267794f * expf(-0.5f * x * x)); }\n";
 
 static const char *type_name(vla_dtype dtype)

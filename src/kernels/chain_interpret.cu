@@ -13,7 +13,7 @@ struct operands {
 
 __device__ float phi(float x)
 {
-    return 0.5f * __fadd_rn(1.0f, erff(x * 0.70710678118654752440f));
+    return 0.5f * erfcf(-x * 0.70710678118654752440f);
 }
 
 __device__ float step(int op, float a, float b, float value)

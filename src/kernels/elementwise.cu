@@ -141,7 +141,7 @@ template <bool FAST> __device__ inline float phi(float x, float &e)
         return x < 0 ? p : 1.0f - p;
     } else {
         e = expf(-0.5f * x * x);
-        return 0.5f * (1.0f + erff(x * 0.70710678118654752440f));
+        return 0.5f * erfcf(-x * 0.70710678118654752440f);
     }
 }
 

@@ -73,6 +73,18 @@ static void test_extremes(void **state)
     assert_true(isnan(y[5]));
 }
 
+/* Where 1 + erf cancels: an error of the argument of 2^-24 is 2 z^2 = x^2 times that in erfc. */
+static void test_tail_of_gelu(void **state)
+{
+    (void)state;
+    float x[3] = {-1, -4.71875f, -8}, y[3];
+    vlai_node node = {.op = VLAI_OP_gelu};
+    vlai_cpu_call call = {.node = &node, .in[0] = {x, VLA_F32, 1, {3}, 3}, .out[0] = {y, VLA_F32, 1, {3}, 3}};
+    vlai_cpu_gelu_float(&call);
+    for (int i = 0; i < 3; i++)
+        assert_true(fabs((double)y[i] / ((double)x[i] * phi((double)x[i])) - 1) <= 0x1p-24 * (double)(x[i] * x[i] + 8));
+}
+
 static void test_swiglu(void **state)
 {
     (void)state;
@@ -181,7 +193,7 @@ static void test_sums(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_elementwise), cmocka_unit_test(test_extremes), cmocka_unit_test(test_swiglu),
+        cmocka_unit_test(test_elementwise), cmocka_unit_test(test_extremes), cmocka_unit_test(test_tail_of_gelu), cmocka_unit_test(test_swiglu),
         cmocka_unit_test(test_swiglu_bf16), cmocka_unit_test(test_rms_norm), cmocka_unit_test(test_sums),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
