@@ -73,6 +73,44 @@ static void test_extremes(void **state)
     assert_true(isnan(y[5]));
 }
 
+/* GELU's formula is x Phi(x), its slope Phi(x) + x exp(-x^2 / 2) / sqrt(2 pi): where they overflow, vanish or are undefined. */
+static void test_extremes_of_gelu(void **state)
+{
+    (void)state;
+    enum { N = 10 };
+    static const double at[N] = {-INFINITY, INFINITY, NAN, -1e30, 1e30, -40, 40, 1e-40, -0.0, 0.0};
+    static const double value[N] = {NAN, INFINITY, NAN, -0.0, 1e30, -0.0, 40, 5e-41, -0.0, 0.0};
+    static const double slope[N] = {NAN, NAN, NAN, 0, 1, 0, 1, 0.5, 0.5, 0.5};
+    float x[N], one[N], y[2][N];
+    double wide[N], wide_one[N], wide_y[2][N];
+    for (int i = 0; i < N; i++) {
+        wide[i] = at[i];
+        x[i] = (float)at[i];
+        wide_one[i] = one[i] = 1;
+    }
+    vlai_node node[2] = {{.op = VLAI_OP_gelu}, {.op = VLAI_OP_gelu_grad}};
+    vlai_cpu_call calls[4];
+    for (int i = 0; i < 4; i++) {
+        const int grad = i & 1, is_wide = i > 1;
+        void *from = is_wide ? (void *)wide : x, *dy = is_wide ? (void *)wide_one : one;
+        vla_dtype type = is_wide ? VLA_F64 : VLA_F32;
+        calls[i] = (vlai_cpu_call){.node = &node[grad], .in[0] = {grad ? dy : from, type, 1, {N}, N}, .in[1] = {from, type, 1, {N}, N},
+                                   .out[0] = {is_wide ? (void *)wide_y[grad] : y[grad], type, 1, {N}, N}};
+    }
+    vlai_cpu_gelu_float(&calls[0]);
+    vlai_cpu_gelu_grad_float(&calls[1]);
+    vlai_cpu_gelu_double(&calls[2]);
+    vlai_cpu_gelu_grad_double(&calls[3]);
+    for (int i = 0; i < 4 * N; i++) {
+        const int grad = i / N & 1, k = i % N;
+        double want = grad ? slope[k] : value[k], got = i / N > 1 ? wide_y[grad][k] : (double)y[grad][k];
+        want = i / N > 1 ? want : (double)(float)want;
+        /* 2^-149: a denormal of fp32 is off by half of it, and -40 Phi(-40) = -1e-348 rounds to 0 in fp64 too */
+        if (isnan(want) ? !isnan(got) : !(got == want || fabs(got - want) <= 0x1p-149) || (want == 0 && !grad && !signbit(got) != !signbit(want)))
+            fail_msg("%s of %g: %g, wanted %g", grad ? "slope" : "gelu", at[k], got, want);
+    }
+}
+
 /* Where 1 + erf cancels: an error of the argument of 2^-24 is 2 z^2 = x^2 times that in erfc. */
 static void test_tail_of_gelu(void **state)
 {
@@ -193,7 +231,7 @@ static void test_sums(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_elementwise), cmocka_unit_test(test_extremes), cmocka_unit_test(test_tail_of_gelu), cmocka_unit_test(test_swiglu),
+        cmocka_unit_test(test_elementwise), cmocka_unit_test(test_extremes), cmocka_unit_test(test_extremes_of_gelu), cmocka_unit_test(test_tail_of_gelu), cmocka_unit_test(test_swiglu),
         cmocka_unit_test(test_swiglu_bf16), cmocka_unit_test(test_rms_norm), cmocka_unit_test(test_sums),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -322,6 +322,39 @@ static void files_of_several_ranks(void **state)
     vla_store_destroy(store);
 }
 
+/* One writer, stores that come and go: of another size, of fewer and of more kinds, of other tensors. */
+static void one_store_after_another(void **state)
+{
+    (void)state;
+    vla_error err = VLA_ERROR_INIT;
+    vla_checkpoint_writer *w;
+    vla_checkpoint *c;
+    assert_ok(vla_checkpoint_writer_create(at("stores"), NULL, &w, &err), err);
+    for (int i = 0; i < 6; i++) {
+        static const vla_numerics modes[] = {VLA_BF16_SR, VLA_FP32, VLA_BF16_MASTER};
+        vla_store *stores[2];
+        for (int k = 0; k < 2; k++) {
+            assert_ok(vla_store_create(&stores[k], &err), err);
+            assert_ok(vla_store_add(stores[k], i & 1 ? "small" : "large", VLA_COMPUTE, 1, (int64_t[]){i & 1 ? 3 : 70000}, 0, &err), err);
+            assert_ok(vla_store_allocate(stores[k], modes[i % 3], i == 3 ? VLA_STORE_PREDICT : VLA_STORE_TRAIN, &err), err);
+        }
+        fill(stores[0], (uint64_t)i + 90);
+        assert_ok(save(w, stores[0], i + 1, &err), err);
+        fill(stores[0], 3);
+        const char *path;
+        assert_ok(vla_checkpoint_wait(w, &path, &err), err);
+        fill(stores[0], (uint64_t)i + 90);
+        assert_ok(vla_checkpoint_open(path, &c, &err), err);
+        assert_int_equal(vla_checkpoint_step(c), i + 1);
+        assert_ok(vla_checkpoint_restore(c, stores[1], &err), err);
+        assert_same(stores[0], stores[1]);
+        vla_checkpoint_close(c);
+        vla_store_destroy(stores[0]);
+        vla_store_destroy(stores[1]);
+    }
+    vla_checkpoint_writer_destroy(w);
+}
+
 static void old_ones_are_pruned(void **state)
 {
     (void)state;
@@ -671,6 +704,7 @@ int main(void)
         cmocka_unit_test(changes_of_numerics),
         cmocka_unit_test(files_of_several_ranks),
         cmocka_unit_test(names_of_its_own_are_refused),
+        cmocka_unit_test(one_store_after_another),
         cmocka_unit_test(old_ones_are_pruned),
         cmocka_unit_test(damage_is_refused_and_skipped),
         cmocka_unit_test(weights_files_are_strict),
