@@ -67,6 +67,17 @@ static bool is_name(const char *name, const char *typed, size_t length)
     return !name[i] && i == length;
 }
 
+size_t args_split(char *text, const char **names, size_t most)
+{
+    size_t n = 0;
+    char *rest;
+    for (char *name = strtok_r(text, ",", &rest); name; name = strtok_r(NULL, ",", &rest), n++)
+        if (n < most)
+            names[n] = name;
+    names[n < most ? n : most] = NULL;
+    return n;
+}
+
 bool args_match(const char *typed, const char *name, const char **value)
 {
     size_t length = strcspn(typed, "=");

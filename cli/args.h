@@ -56,6 +56,9 @@ typedef struct args {
 /* -1: go on; else the exit code, everything said. */
 int args_parse(args *a, int argc, char **argv);
 
+/* The names of "A,B,C", which become strings of `text` itself, into names[], ended by NULL: most of them at most. How many there were. */
+size_t args_split(char *text, const char **names, size_t most);
+
 /* For commands with tables of their own: whether `typed` is `name` or `name=value`; *value is what follows the '=', or NULL. */
 bool args_match(const char *typed, const char *name, const char **value);
 

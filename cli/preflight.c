@@ -21,6 +21,7 @@ static const char help[] =
     "  --device cpu|cuda|cuda:N|auto   the same as --training.device=\n"
     "  --ranks N              the run has N ranks, each with a GPU of its own: memory is that of one of them, host memory is shared by those\n"
     "                         of this machine (by all on CPUs), and NCCL (on CPUs Gloo) is looked for (1)\n"
+    "  --allow-change A,B|all the run goes on with it: values that may differ from the checkpoint's\n"
     "  --text-tokens N, --grid HxW[,HxW], --vocab N   plans are made for samples of so many text tokens, with pictures of such patches, and an\n"
     "                         embedding of so many rows, instead of what data set and weights have\n"
     "  --json                 one JSON object: checks, memory in bytes, disk\n\n"
@@ -50,13 +51,14 @@ static vla_status print(const vlai_preflight *p, bool json, vla_error *err)
 
 int command_preflight(int argc, char **argv)
 {
-    char device[64];
-    const char *path = NULL, *place = NULL, *grid = NULL;
+    enum { NAMES = 64 };
+    char device[64], names[4096];
+    const char *path = NULL, *place = NULL, *grid = NULL, *allow = NULL, *allowed[NAMES + 1];
     int64_t ranks = 1;
     bool json = false;
     vlai_preflight_options o = {0};
     const arg_row rows[] = {{"--config", ARG_TEXT, &path}, {"--config_path", ARG_TEXT, &path}, {"--device", ARG_TEXT, &place},
-                            {"--ranks", ARG_COUNT, &ranks}, {"--json", ARG_FLAG, &json},
+                            {"--ranks", ARG_COUNT, &ranks}, {"--allow-change", ARG_TEXT, &allow}, {"--json", ARG_FLAG, &json},
                             {"--text-tokens", ARG_COUNT, &o.sizes.text_tokens}, {"--grid", ARG_TEXT, &grid}, {"--vocab", ARG_COUNT, &o.sizes.vocab}};
     static args a; /* too large for a stack frame */
     a = (args){.name = "preflight", .help = help, .rows = rows, .count = sizeof rows / sizeof *rows, .overrides = true};
@@ -77,6 +79,11 @@ int command_preflight(int argc, char **argv)
     if (grid && vlai_wallx_grids_parse(grid, &o.sizes, &err) != VLA_OK)
         return command_fail("preflight", &err);
     o.ranks = (int)ranks;
+    if (allow) {
+        snprintf(names, sizeof names, "%s", allow);
+        args_split(names, allowed, NAMES);
+        o.allow_change = allowed;
+    }
     vlai_config *config = NULL;
     vlai_preflight p = {0};
     vla_status status = vlai_config_load(path, a.override, a.overrides_given, &config, &err);

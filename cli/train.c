@@ -207,16 +207,6 @@ static int add_override(request *q, const char *key, const char *value)
     return 1;
 }
 
-/* A, B and C of "A,B,C". */
-static void split_names(request *q, const char *text)
-{
-    size_t n = 0;
-    char *rest;
-    snprintf(q->allow_text, sizeof q->allow_text, "%s", text);
-    for (char *name = strtok_r(q->allow_text, ",", &rest); name && n < NAMES; name = strtok_r(NULL, ",", &rest))
-        q->allow[n++] = name;
-}
-
 /* Options that stand for keys count after the keys themselves. */
 static int parse(int argc, char **argv, request *q)
 {
@@ -261,8 +251,10 @@ static int parse(int argc, char **argv, request *q)
             room &= add_override(q, made[i].key, made[i].value) != 0;
     if (q->resume && !*q->resume)
         q->resume = "auto";
-    if (allow)
-        split_names(q, allow);
+    if (allow) {
+        snprintf(q->allow_text, sizeof q->allow_text, "%s", allow);
+        args_split(q->allow_text, q->allow, NAMES);
+    }
     if (!room || !q->config) {
         fprintf(stderr, "vla train: %s\n  hint: vla train --help has examples\n",
                 !room ? "too many or too long arguments" : "--config FILE is required");

@@ -310,10 +310,13 @@ static void check_run(look *l)
     vla_trainer_options *o = &l->options;
     *o = s->options;
     o->world = l->ranks;
+    o->allow_change = l->allow_change;
     vla_checkpoint *c = NULL;
     vla_status status = o->resume ? vla_checkpoint_open(o->resume, &c, &e) : VLA_OK;
     if (status == VLA_OK && c)
         status = vlai_state_follow(vla_checkpoint_state(c), vla_checkpoint_path(c), o, &e);
+    if (status == VLA_OK)
+        status = vlai_state_check_allowed(c ? vla_checkpoint_state(c) : NULL, c ? vla_checkpoint_path(c) : "", o, s->samples.count, &e);
     const int64_t step = o->batch * o->accumulation * l->ranks;
     if (status == VLA_OK && s->samples.count < step)
         status = vlai_fail_hint(&e, VLA_E_INVALID, "lower hyperparams.batch_size_per_gpu or gradient_accumulation_steps, or add data",
@@ -412,7 +415,7 @@ vla_status vlai_preflight_run(const vlai_config *config, const vlai_preflight_op
     static const vlai_preflight_options one = {.ranks = 1};
     const vlai_preflight_options *o = options ? options : &one;
     *out = (vlai_preflight){0};
-    look l = {.config = config, .ranks = o->ranks > 1 ? o->ranks : 1, .sizes = &o->sizes, .out = out, .err = err};
+    look l = {.config = config, .ranks = o->ranks > 1 ? o->ranks : 1, .allow_change = o->allow_change, .sizes = &o->sizes, .out = out, .err = err};
     check_config(&l);
     check_architecture(&l);
     check_processor(&l);

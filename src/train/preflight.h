@@ -50,6 +50,7 @@ typedef struct vlai_preflight {
 
 typedef struct vlai_preflight_options {
     int ranks;              /* that will train together (0: one); memory is then that of one of them */
+    const char *const *allow_change; /* as vla_trainer_options' */
     vlai_wallx_sizes sizes; /* that plans are made for instead of what data and weights have */
 } vlai_preflight_options;
 

@@ -11,6 +11,7 @@
 typedef struct look {
     const vlai_config *config;
     int ranks;
+    const char *const *allow_change;
     const vlai_wallx_sizes *sizes;
     vlai_preflight *out;
     vla_error *err;

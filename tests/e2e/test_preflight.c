@@ -104,6 +104,12 @@ static void ranks_go_on(void **state)
     assert_true(output_has("accumulation is 2 instead of 4"));
     assert_int_equal(run("preflight %s --ranks 3 --checkpoint.resume_from=saved", sizes), 2);
     assert_true(output_has("batch 8 x 3 ranks does not divide that"));
+    assert_int_equal(run("preflight %s --ranks 3 --checkpoint.resume_from=saved --allow-change accumulation", sizes), 0);
+    assert_int_equal(run("preflight %s --ranks 2 --checkpoint.resume_from=saved --hyperparams.seed=77", sizes), 2);
+    assert_true(output_has("--allow-change seed"));
+    assert_int_equal(run("preflight %s --ranks 2 --checkpoint.resume_from=saved --hyperparams.seed=77 --allow-change seed,batch", sizes), 0);
+    assert_int_equal(run("preflight %s --checkpoint.resume_from=saved --allow-change sed", sizes), 2);
+    assert_true(output_has("--allow-change: a state has no 'sed'"));
 }
 
 enum { HORIZON = 4 }; /* of DEMO_CONFIG */

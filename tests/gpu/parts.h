@@ -39,7 +39,7 @@ static inline bool parts_share(const char *text)
 {
     int share, of;
     char more;
-    if (sscanf(text, "%d/%d%c", &share, &of, &more) != 2 || share < 1 || share > of)
+    if (sscanf(text, "%9d/%9d%c", &share, &of, &more) != 2 || share < 1 || share > of)
         return false;
     test_parts.share = share;
     test_parts.of = of;
