@@ -64,7 +64,8 @@ typedef struct vla_checkpoint_writer_options {
 VLA_BEGIN_DECLS
 
 /* Weights alone, as a file that other frameworks read; it is written whole or not at all. Loading is strict: every parameter of the
- * store with its shape, and no other tensor; the error (SHAPE) names what is missing, unexpected and reshaped. */
+ * store with its shape, and no other tensor; the error (SHAPE) names what is missing, unexpected and reshaped. A value that is NaN or
+ * infinite is an error (NONFINITE) with file, tensor and element. */
 VLA_API vla_status vla_store_save(const vla_store *store, const char *path, vla_error *err);
 VLA_API vla_status vla_store_load(vla_store *store, const char *path, vla_error *err);
 

@@ -1,5 +1,6 @@
 /* Stores to tensors of safetensors files, and back. */
 #include "base/fail.h"
+#include "base/finite.h"
 #include "base/io.h"
 #include "base/memory.h"
 #include "base/text.h"
@@ -11,7 +12,6 @@
 #include "exec/shard.h"
 #include "exec/store.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -186,28 +186,6 @@ size_t vlai_ckpt_host_share(const vla_store *store, const struct vlai_group *gro
     return total;
 }
 
-/* Index of the first of n values that is not finite, or -1. The exponent bits all set mean NaN or infinity. */
-static int64_t first_bad(vla_dtype dtype, const void *data, int64_t n)
-{
-    if (dtype == VLA_F32) {
-        const uint32_t *p = data;
-        for (int64_t i = 0; i < n; i++)
-            if ((p[i] & 0x7F800000u) == 0x7F800000u)
-                return i;
-    } else if (dtype == VLA_BF16) {
-        const uint16_t *p = data;
-        for (int64_t i = 0; i < n; i++)
-            if ((p[i] & 0x7F80u) == 0x7F80u)
-                return i;
-    } else if (dtype == VLA_F64) {
-        const double *p = data;
-        for (int64_t i = 0; i < n; i++)
-            if (!isfinite(p[i]))
-                return i;
-    }
-    return -1;
-}
-
 vla_status vlai_ckpt_each_piece(const vla_store *store, vla_store_kind kind, size_t index,
                                 vla_status (*piece)(void *user, int64_t first, int64_t n, const void *data, vla_error *err),
                                 void *user, vla_error *err)
@@ -243,7 +221,7 @@ static vla_status check_piece(void *user, int64_t first, int64_t n, const void *
 {
     const checked *c = user;
     vlai_work_add();
-    int64_t bad = first_bad(c->tensor.dtype, data, n);
+    int64_t bad = vlai_first_not_finite(c->tensor.dtype, data, n);
     return bad < 0 ? VLA_OK
                    : vlai_fail_hint(err, VLA_E_NONFINITE, "go on from the checkpoint before it, with a smaller learning rate; where none was saved yet, the weights that the run began with may be damaged",
                                     "%s '%s' is not finite at element %lld: this state is not saved", c->what, c->tensor.name,
@@ -374,6 +352,7 @@ static vla_status read_tile(void *user, const vlai_fill_tile *t, float *values, 
         to = to < t->first + t->n ? to : t->first + t->n;
         if (from >= to)
             continue;
+        VLA_TRY(vlai_tensor_check_finite(p->view, from - p->first, to - from, err));
         const char *data = (const char *)p->view->data + (size_t)(from - p->first) * size;
         if (!same) {
             VLA_TRY(vlai_tensor_to_float(p->view, from - p->first, to - from, values + (from - t->first), err));

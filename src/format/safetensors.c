@@ -4,12 +4,14 @@
 
 #include "base/bf16.h"
 #include "base/fail.h"
+#include "base/finite.h"
 #include "base/io.h"
 #include "base/json.h"
 #include "base/memory.h"
 #include "base/text.h"
 #include "format/pickle.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -542,6 +544,20 @@ vla_status vlai_tensor_to_float(const vlai_tensor_view *view, int64_t first, int
     default: break;
     }
     return vlai_fail(err, VLA_E_INTERNAL, "tensor '%s': dtype %d has no conversion", view->name, (int)view->dtype);
+}
+
+vla_status vlai_tensor_check_finite(const vlai_tensor_view *view, int64_t first, int64_t n, vla_error *err)
+{
+    VLA_TRY(check_range(view, first, n, err));
+    int64_t bad = vlai_first_not_finite(view->dtype, (const char *)view->data + (size_t)first * vla_dtype_size(view->dtype), n);
+    if (bad < 0)
+        return VLA_OK;
+    float value;
+    VLA_TRY(vlai_tensor_to_float(view, first + bad, 1, &value, err));
+    return vlai_fail_hint(err, VLA_E_NONFINITE,
+                          "take another file or an older checkpoint: this one was damaged, or the training that wrote it had diverged",
+                          "%s: tensor '%s' is %s at element %lld, wanted a finite number", view->file, view->name,
+                          isnan(value) ? "nan" : value < 0 ? "-inf" : "inf", (long long)(first + bad));
 }
 
 vla_status vlai_tensor_to_int64(const vlai_tensor_view *view, int64_t first, int64_t n, int64_t *out, vla_error *err)

@@ -51,6 +51,9 @@ const char *vlai_safetensors_metadata(const vlai_safetensors *st, const char *ke
 vla_status vlai_tensor_to_float(const vlai_tensor_view *view, int64_t first, int64_t n, float *out, vla_error *err);
 /* The same to int64; floating types are an error. */
 vla_status vlai_tensor_to_int64(const vlai_tensor_view *view, int64_t first, int64_t n, int64_t *out, vla_error *err);
+/* VLA_E_NONFINITE with file, tensor, element and value for the first of these elements that is NaN or infinite: for who reads
+ * weights. Integers never are. */
+vla_status vlai_tensor_check_finite(const vlai_tensor_view *view, int64_t first, int64_t n, vla_error *err);
 
 /* Writes tensors in the given order. `metadata` is NULL-terminated key, value, key, value... or NULL. `path` appears
  * only when complete (temporary name, fsync, rename). */

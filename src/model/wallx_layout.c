@@ -313,6 +313,18 @@ const void *vlai_wallx_layout_raw(const vlai_wallx_layout *l, size_t i, int64_t 
     return NULL;
 }
 
+vla_status vlai_wallx_layout_check(const vlai_wallx_layout *l, size_t i, int64_t first, int64_t n, vla_error *err)
+{
+    for (int p = 0; p < l->sources[i].count; p++) {
+        const vlai_tensor_view *part = l->sources[i].parts[p];
+        int64_t from = first > 0 ? first : 0, to = first + n < part->elements ? first + n : part->elements;
+        if (from < to)
+            VLA_TRY(vlai_tensor_check_finite(part, from, to - from, err));
+        first -= part->elements;
+    }
+    return VLA_OK;
+}
+
 vla_status vlai_wallx_layout_read(const vlai_wallx_layout *l, size_t i, int64_t first, int64_t n, float *out, vla_error *err)
 {
     const vlai_wallx_weight *w = &l->weights[i];

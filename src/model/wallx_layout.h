@@ -87,6 +87,8 @@ static inline bool vlai_wallx_layout_has(const vlai_wallx_layout *layout, size_t
 /* Elements first..first+n-1 of weight i, joined, as float. */
 vla_status vlai_wallx_layout_read(const vlai_wallx_layout *layout, size_t i, int64_t first, int64_t n, float *out,
                                   vla_error *err);
+/* VLA_E_NONFINITE for the first of these elements that is NaN or infinite, as vlai_tensor_check_finite says it. */
+vla_status vlai_wallx_layout_check(const vlai_wallx_layout *layout, size_t i, int64_t first, int64_t n, vla_error *err);
 /* The same elements where they stand in the file, when they stand there together and in this type; else NULL. Not aligned. */
 const void *vlai_wallx_layout_raw(const vlai_wallx_layout *layout, size_t i, int64_t first, int64_t n, vla_dtype dtype);
 

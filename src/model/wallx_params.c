@@ -68,6 +68,7 @@ typedef struct load {
 static vla_status load_tile(void *user, const vlai_fill_tile *t, float *values, const void **raw, vla_error *err)
 {
     const load *l = user;
+    VLA_TRY(vlai_wallx_layout_check(l->layout, l->weight[t->index], t->first, t->n, err));
     *raw = vlai_wallx_layout_raw(l->layout, l->weight[t->index], t->first, t->n, t->dtype);
     return *raw ? VLA_OK : vlai_wallx_layout_read(l->layout, l->weight[t->index], t->first, t->n, values, err);
 }

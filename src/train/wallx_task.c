@@ -217,6 +217,8 @@ static vla_status pretrained_tile(void *user, const vlai_fill_tile *t, float *va
     if (stored < t->first + t->n)
         VLA_TRY(draw_tile(&p->drawing, t, values, raw, err));
     int64_t n = stored - t->first < t->n ? stored - t->first : t->n;
+    if (n > 0)
+        VLA_TRY(vlai_wallx_layout_check(p->layout, (size_t)i, t->first, n, err));
     return n > 0 ? vlai_wallx_layout_read(p->layout, (size_t)i, t->first, n, values, err) : VLA_OK;
 }
 

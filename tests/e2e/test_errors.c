@@ -266,6 +266,44 @@ static void not_finite(void **state)
            "the gradient of 'visual.patch_embed.proj.weight' (nan at element 0)", "last good checkpoint: nan/0_2");
 }
 
+/* `name` becomes the weights file `from` with one element all ones, which is NaN in every type. */
+static void poison(const char *name, const char *from, const char *tensor, size_t element)
+{
+    vla_error err = VLA_ERROR_INIT;
+    vlai_safetensors *file;
+    size_t size;
+    char *data = tiny_read(from, &size);
+    assert_ok(vlai_safetensors_open_memory(data, size, from, &file, &err), err);
+    const vlai_tensor_view *v = vlai_safetensors_find(file, tensor);
+    assert_non_null(v);
+    size_t each = vla_dtype_size(v->dtype), place = (size_t)((const char *)v->data - data) + element * each;
+    vlai_safetensors_close(file);
+    memset(data + place, 0xFF, each);
+    put(name, data, size);
+    vlai_free(data);
+}
+
+/* Weights that are not finite end the load, before a step is taken: file, tensor, element, value. A conversion copies them. */
+static void weights_that_are_not_finite(void **state)
+{
+    (void)state;
+    static const char said[] = "start/model.safetensors: tensor 'visual.patch_embed.proj.weight' is nan at element 5, wanted a finite number";
+    char file[128];
+    shell("rm -rf bad fine && mkdir bad && cp -r start bad/start");
+    poison("bad/start/model.safetensors", "start/model.safetensors", "visual.patch_embed.proj.weight", 5);
+    snprintf(file, sizeof file, "bad/%s", said);
+    EXPECT(5, "train --config tiny.yml --checkpoint.save_path=bad/run --checkpoint.resume_from=bad/start/model.safetensors", file,
+           "take another file or an older checkpoint");
+    EXPECT(5, "train --config tiny.yml --checkpoint.save_path=bad/run --checkpoint.resume_from=null --model.pretrained_path=bad/start", file,
+           "take another file");
+    shell("! grep -q 'is not finite with' log && ! ls -d bad/run/*_*");
+    tiny_must("train --config tiny.yml --checkpoint.save_path=fine --stop-at 1");
+    EXPECT(5, "predict fine --weights bad/start/model.safetensors", file, "take another file");
+    tiny_must("convert bad/start bad/made");
+    EXPECT(5, "train --config tiny.yml --checkpoint.save_path=bad/run --checkpoint.resume_from=bad/made/model.safetensors",
+           "bad/made/model.safetensors: tensor 'visual.patch_embed.proj.weight' is nan at element 5");
+}
+
 /* Numbers past what a 64-bit integer holds, that are none, or that nothing can be made of; options that contradict each other.
  * Each is refused before anything is read or written, with the option, the value and what was wanted. */
 static void senseless_arguments(void **state)
@@ -596,7 +634,7 @@ int main(void)
         cmocka_unit_test(unsupported_set), cmocka_unit_test(partial_download), cmocka_unit_test(frame_count),
         cmocka_unit_test(constant_dimension), cmocka_unit_test(cameras), cmocka_unit_test(slots), cmocka_unit_test(another_processor), cmocka_unit_test(disk),
         cmocka_unit_test(output_that_does_not_fit), cmocka_unit_test(episodes_listed_twice), cmocka_unit_test(instruction_bytes),
-        cmocka_unit_test(resume_with_changes), cmocka_unit_test(not_finite),
+        cmocka_unit_test(resume_with_changes), cmocka_unit_test(not_finite), cmocka_unit_test(weights_that_are_not_finite),
     };
     return cmocka_run_group_tests(tests, tiny_make, drop_root);
 }

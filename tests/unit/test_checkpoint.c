@@ -467,6 +467,62 @@ static void a_state_that_is_not_finite_is_not_saved(void **state)
     vla_store_destroy(store);
 }
 
+/* One element of a file's tensor becomes all ones: NaN in every type. */
+static void poison(const char *path, const char *name, int64_t element)
+{
+    vla_error err = VLA_ERROR_INIT;
+    vlai_safetensors *file;
+    char *data;
+    size_t size;
+    assert_ok(vlai_read_file(path, 0, &data, &size, &err), err);
+    assert_ok(vlai_safetensors_open_memory(data, size, path, &file, &err), err);
+    const vlai_tensor_view *v = vlai_safetensors_find(file, name);
+    assert_non_null(v);
+    size_t each = vla_dtype_size(v->dtype);
+    memset(data + (size_t)((const char *)v->data - data) + (size_t)element * each, 0xFF, each);
+    vlai_safetensors_close(file);
+    assert_ok(vlai_write_file_atomic(path, data, size, &err), err);
+    vlai_free(data);
+}
+
+static void what_is_not_finite_is_not_loaded(void **state)
+{
+    (void)state;
+    static const vla_numerics modes[] = {VLA_FP32, VLA_BF16_MASTER};
+    for (int i = 0; i < 2; i++) {
+        vla_error err = VLA_ERROR_INIT;
+        vla_store *a = make_store(modes[i]), *same = make_store(modes[i]), *other = make_store(modes[1 - i]);
+        vla_checkpoint_writer *w;
+        vla_checkpoint *c;
+        char path[VLAI_CKPT_PATH];
+        fill(a, 5);
+        const char *run = i ? at("poison1") : at("poison0");
+        assert_ok(vla_checkpoint_writer_create(run, NULL, &w, &err), err);
+        assert_ok(save(w, a, 1, &err), err);
+        assert_ok(vla_checkpoint_wait(w, NULL, &err), err);
+        vla_checkpoint_writer_destroy(w);
+        assert_ok(vla_checkpoint_open(run, &c, &err), err);
+        assert_ok(vla_checkpoint_restore(c, same, &err), err);
+        snprintf(path, sizeof path, "%s/optimizer-0-of-1.safetensors", vla_checkpoint_path(c));
+        poison(path, "table.exp_avg_sq", 4000);
+        assert_fails(vla_checkpoint_restore(c, same, &err), VLA_E_NONFINITE, err,
+                     "optimizer-0-of-1.safetensors: tensor 'table.exp_avg_sq' is nan at element 4000");
+        snprintf(path, sizeof path, "%s/model.safetensors", vla_checkpoint_path(c));
+        poison(path, "table", 12299);
+        poison(path, "table", 1234);
+        vla_store *const stores[] = {same, other}; /* bits as they are, and converted */
+        for (int k = 0; k < 2; k++) {
+            assert_fails(vla_store_load(stores[k], path, &err), VLA_E_NONFINITE, err, "model.safetensors: tensor 'table' is nan at element 1234, wanted");
+            assert_non_null(strstr(err.hint, "take another file or an older checkpoint"));
+            assert_fails(vla_checkpoint_restore(c, stores[k], &err), VLA_E_NONFINITE, err, "tensor 'table' is nan at element 1234");
+        }
+        vla_checkpoint_close(c);
+        vla_store_destroy(a);
+        vla_store_destroy(same);
+        vla_store_destroy(other);
+    }
+}
+
 static bool exists(const char *folder, const char *name)
 {
     char path[VLAI_CKPT_PATH];
@@ -708,7 +764,7 @@ int main(void)
         cmocka_unit_test(old_ones_are_pruned),
         cmocka_unit_test(damage_is_refused_and_skipped),
         cmocka_unit_test(weights_files_are_strict),
-        cmocka_unit_test(a_state_that_is_not_finite_is_not_saved),
+        cmocka_unit_test(a_state_that_is_not_finite_is_not_saved), cmocka_unit_test(what_is_not_finite_is_not_loaded),
         cmocka_unit_test(what_is_set_aside_stays), cmocka_unit_test(what_is_replaced_goes), cmocka_unit_test(structs_of_other_sizes),
         cmocka_unit_test(the_longest_path),
         cmocka_unit_test(room_is_asked_for),

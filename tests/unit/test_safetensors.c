@@ -106,6 +106,53 @@ static void every_type_round_trips(void **state)
     vlai_safetensors_close(st);
 }
 
+/* The first NaN or infinity of a range is named with its place in the tensor; in whole blocks, behind them, and at any alignment. */
+static void what_is_not_finite_is_named(void **state)
+{
+    (void)state;
+    enum { N = 2500 };
+    static const int64_t places[] = {0, 7, 1023, 1024, 2047, 2048, N - 1};
+    static const struct {
+        vla_dtype dtype;
+        uint64_t largest, bits[4]; /* largest finite number; nan, a nan with a sign, inf, -inf */
+    } types[] = {
+        {VLA_F64, 0x7FEFFFFFFFFFFFFFu, {0x7FF8000000000000u, 0xFFF0000000000001u, 0x7FF0000000000000u, 0xFFF0000000000000u}},
+        {VLA_F32, 0x7F7FFFFFu, {0x7FC00000u, 0xFF800001u, 0x7F800000u, 0xFF800000u}},
+        {VLA_BF16, 0x7F7Fu, {0x7FC0u, 0xFF81u, 0x7F80u, 0xFF80u}},
+        {VLA_F16, 0x7BFFu, {0x7E00u, 0xFC01u, 0x7C00u, 0xFC00u}},
+    };
+    static const char *const called[] = {"nan", "nan", "inf", "-inf"};
+    static char memory[N * 8 + 1];
+    for (size_t k = 0; k < sizeof types / sizeof *types; k++) {
+        size_t size = vla_dtype_size(types[k].dtype);
+        char *data = memory + 1;
+        vlai_tensor_view v = {.name = "a.weight", .dtype = types[k].dtype, .rank = 1, .shape = {N}, .elements = N, .data = data,
+                              .bytes = N * size, .file = "some/file"};
+        for (size_t i = 0; i < N; i++)
+            memcpy(data + i * size, &types[k].largest, size); /* the low bytes: little-endian as the format is */
+        vla_error err = VLA_ERROR_INIT;
+        assert_ok(vlai_tensor_check_finite(&v, 0, N, &err), err);
+        for (size_t p = 0; p < sizeof places / sizeof *places; p++)
+            for (int b = 0; b < 4; b++) {
+                char wanted[128];
+                int64_t at = places[p];
+                memcpy(data + (size_t)at * size, &types[k].bits[b], size);
+                snprintf(wanted, sizeof wanted, "some/file: tensor 'a.weight' is %s at element %lld, wanted a finite number", called[b], (long long)at);
+                assert_fails(vlai_tensor_check_finite(&v, 0, N, &err), VLA_E_NONFINITE, err, wanted);
+                assert_non_null(strstr(err.hint, "take another file"));
+                assert_fails(vlai_tensor_check_finite(&v, at, N - at, &err), VLA_E_NONFINITE, err, wanted);
+                assert_ok(vlai_tensor_check_finite(&v, 0, at, &err), err);
+                assert_ok(vlai_tensor_check_finite(&v, at + 1, N - at - 1, &err), err);
+                memcpy(data + (size_t)at * size, &types[k].largest, size);
+            }
+        assert_fails(vlai_tensor_check_finite(&v, 1, N, &err), VLA_E_INVALID, err, "asked for");
+    }
+    memset(memory, 0xFF, sizeof memory);
+    vlai_tensor_view whole = {.name = "low", .dtype = VLA_U16, .rank = 1, .shape = {N}, .elements = N, .data = memory, .bytes = 2 * N, .file = "f"};
+    vla_error err = VLA_ERROR_INIT;
+    assert_ok(vlai_tensor_check_finite(&whole, 0, N, &err), err);
+}
+
 static void write_raw(const char *name, const char *header, size_t header_size, uint64_t claimed, const char *data, size_t n)
 {
     FILE *f = fopen(in_folder(name), "wb");
@@ -385,6 +432,7 @@ int main(void)
         return fprintf(stderr, "%s\n", err.message), 1;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_type_round_trips), cmocka_unit_test(hostile_headers),
+        cmocka_unit_test(what_is_not_finite_is_named),
         cmocka_unit_test(sets_of_files),          cmocka_unit_test(wrong_tensors_are_not_written),
         cmocka_unit_test(failed_writes_leave_nothing), cmocka_unit_test(failing_allocations),
         cmocka_unit_test(recorded_shards),

@@ -6,6 +6,7 @@
 #include "base/memory.h"
 #include "model/wallx_layout.h"
 
+#include <math.h>
 #include <unistd.h>
 
 /* Elements of all tensors but lm_head, which is the embedding, and, unless asked for, propri_proj. */
@@ -192,6 +193,41 @@ static void every_spelling_reads_the_same(void **state)
     unmake(&m);
 }
 
+/* Of a weight that is stored in parts, the part and the element in it are named, for ranges that hold it and no others. */
+static void what_is_not_finite_is_found_in_its_part(void **state)
+{
+    (void)state;
+    vla_error err = VLA_ERROR_INIT;
+    model m;
+    make(&m);
+    size_t i = 0;
+    while (m.weights[i].part_count < 2)
+        assert_true(++i < m.count);
+    const vlai_wallx_weight *w = &m.weights[i];
+    int64_t border = w->elements / w->shape[0] * w->part_rows[0], bad = border + 2;
+    char part[200], wanted[300];
+    assert_true(vlai_wallx_part_name(w, 1, part, sizeof part) && bad + 1 < w->elements);
+    for (int unfused = 0; unfused < 2; unfused++) {
+        m.values[m.starts[i] + (size_t)bad] = INFINITY;
+        store(&m, path, unfused, 0, NULL, NULL);
+        vlai_safetensors *st;
+        vlai_wallx_layout *l;
+        assert_ok(vlai_safetensors_open(path, &st, &err), err);
+        assert_ok(vlai_wallx_layout_open(st, m.weights, m.count, &l, &err), err);
+        snprintf(wanted, sizeof wanted, "%s: tensor '%s' is inf at element %lld, wanted", path, unfused ? part : w->name, (long long)(unfused ? 2 : bad));
+        for (int64_t first = 0; first <= bad; first++) {
+            assert_fails(vlai_wallx_layout_check(l, i, first, w->elements - first, &err), VLA_E_NONFINITE, err, wanted);
+            assert_fails(vlai_wallx_layout_check(l, i, first, bad + 1 - first, &err), VLA_E_NONFINITE, err, wanted);
+            assert_ok(vlai_wallx_layout_check(l, i, first, bad - first, &err), err);
+        }
+        assert_ok(vlai_wallx_layout_check(l, i, bad + 1, w->elements - bad - 1, &err), err);
+        vlai_wallx_layout_close(l);
+        vlai_safetensors_close(st);
+    }
+    unlink(path);
+    unmake(&m);
+}
+
 static void refused(const model *m, int unfused, const char *skip, const char *extra, const char *part)
 {
     vla_error err = VLA_ERROR_INIT;
@@ -348,7 +384,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(published_size),
-        cmocka_unit_test(every_spelling_reads_the_same),
+        cmocka_unit_test(every_spelling_reads_the_same), cmocka_unit_test(what_is_not_finite_is_found_in_its_part),
         cmocka_unit_test(strict_report),
         cmocka_unit_test(other_heads),
         cmocka_unit_test(failing_allocations),
