@@ -32,7 +32,7 @@ static const char help[] =
 
 typedef struct {
     bool json, verbose, fuse;
-    int64_t draws;
+    int64_t draws, drawn;
     const char *numerics, *device;
     int passed, failed, skipped;
 } options;
@@ -71,7 +71,7 @@ static void print_text(const vlai_parity_case *c, const spread *of, bool pass)
         printf("    %-4s %-16s worst %.3g of %.3g  (%s, %lld compared)\n", q->pass ? "ok" : "FAIL", q->name, q->error,
                q->bound, q->tensor, (long long)q->tensors);
         if (is_drawn(c, i, of))
-            printf("         %d draws: %.3g on average, deviation %.2g, %d beyond the bound\n", of[i].n, mean_of(&of[i]), deviation_of(&of[i]), of[i].beyond);
+            printf("         %d draw%s: %.3g on average, deviation %.2g, %d beyond the bound\n", of[i].n, of[i].n == 1 ? "" : "s", mean_of(&of[i]), deviation_of(&of[i]), of[i].beyond);
     }
 }
 
@@ -153,6 +153,7 @@ static void run_case(const char *dir, options *o)
     const char *kind = json_string_value(json_object_get(c->meta, "kind"));
     for (int64_t d = 1; d <= o->draws && kind && !strcmp(kind, "model") && status == VLA_OK && !c->skipped; d++) {
         status = run_draw(dir, o, d, c, of, &err);
+        o->drawn++;
         pass = pass && status == VLA_OK;
     }
     if (!c->name[0])
@@ -232,6 +233,8 @@ int command_parity(int argc, char **argv)
     for (size_t i = 0; i < a.positionals_given; i++)
         if (run_folder(a.positional[i], &o, &err) != VLA_OK)
             return command_fail("parity", &err);
+    if (o.draws && !o.drawn && !o.failed)
+        fputs("vla parity: --draws: nothing was drawn, as no case that ran is a model's\n", stderr);
     if (!o.json)
         printf("%d passed, %d failed, %d skipped\n", o.passed, o.failed, o.skipped);
     return o.failed ? EXIT_DATA : EXIT_DONE;

@@ -357,6 +357,7 @@ static void senseless_arguments(void **state)
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         expect(2, rows[i].arguments, rows[i].parts);
     assert_false(vlai_is_dir(at("none")));
+    EXPECT(0, "parity --draws 2 --numerics bf16 " VLA_TEST_ROOT "/tests/golden/wallx-lr", "1 passed", "--draws: nothing was drawn");
     EXPECT(0, "help synth", "Usage: vla synth OUT");
     EXPECT(0, "help", "Usage: vla COMMAND");
 }
