@@ -62,6 +62,14 @@ grep -qF '| 0123456 | bf16 | 26 | 200.0 | 130.00 | V3 | 250.0 | 104.00 | **1.250
 sed -i 's/"error":"out of memory"/"tflops":700/' lines.jsonl
 tools/gpu-results lines.jsonl 2>log >tables
 grep -qF '| **1.250** | 50.0 % of 700 |' tables || fail "$(cat tables)"
+# A profile whose line of the machine is lost: rates without shares of the peak.
+cat >lines.jsonl <<'END'
+{"kind":"command","label":"profile","command":"vla bench"}
+{"kind":"step","variant":"all switches","numerics":"bf16","batch":26,"oom":false,"profile":{"step_ms":200,"launches_ms":190,"matmul_alone_ms":150,"matmul_share":0.75,"ops":{"matmul":{"calls":3,"ms":100,"flops":5e13,"bytes":1e9},"add":{"calls":2,"ms":10,"flops":0,"bytes":4e10}},"kinds":[]}}
+END
+tools/gpu-results lines.jsonl >tables || fail "no machine"
+grep -qF '| matmul | 3 | – | 100.000 | 52.6 % | 500 TFLOP/s | – |' tables || fail "$(cat tables)"
+grep -qF '| add | 2 | – | 10.000 | 5.3 % | 4000 GB/s | – |' tables || fail "$(cat tables)"
 if tools/gpu-results none.jsonl >tables 2>log; then fail "a file that is not there"; fi
 grep -qF "tools/gpu-results: [Errno 2]" log || fail "$(cat log)"
 if tools/gpu-results 2>log; then fail "no file"; fi
