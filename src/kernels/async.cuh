@@ -38,6 +38,48 @@ template <int PENDING> __device__ inline void copy_wait()
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
+/* The copy engine, which copies by itself and counts what has come at a barrier in shared memory: from compute capability 9.0 on. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define VLAI_COPY_ENGINE 1
+
+__device__ inline void full_init(uint64_t *full, int count)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(full)), "r"(count) : "memory");
+}
+
+/* Once all are made: the copy engine sees them. */
+__device__ inline void full_init_done()
+{
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+/* The barrier's next phase ends when `bytes` have come. */
+__device__ inline void full_expect(uint64_t *full, int bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(full)), "r"(bytes) : "memory");
+}
+
+/* Until phase `n` (0, 1, ...) has ended; phases n - 1 and before must have. */
+__device__ inline void full_wait(uint64_t *full, int n)
+{
+    uint32_t at = shared_address(full), done;
+    do
+        asm volatile("{.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;}"
+                     : "=r"(done)
+                     : "r"(at), "r"(n & 1)
+                     : "memory");
+    while (!done);
+}
+
+/* By one thread: bytes, a multiple of 16 as both addresses are. */
+__device__ inline void full_copy(void *to, const void *from, int bytes, uint64_t *full)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(to)), "l"(from),
+                 "r"(bytes), "r"(shared_address(full))
+                 : "memory");
+}
+#endif
+
 /* Words of 16 bytes on their way to the thread that will use them: STAGES turns of WORDS each, in the block's dynamic shared
  * memory. A turn is asked for STAGES - 1 turns before its use, and costs no registers till then. */
 template <int WORDS, int STAGES> struct word_ring {

@@ -528,6 +528,17 @@ __device__ inline wide_unit long_tile(const segment_rows &of, int row, int head)
     return {row, min(of.end - row, (int)TEAM_ROWS), TEAM_ROWS, head, 1, 0};
 }
 
+__device__ inline int long_tiles(const segment_rows &of)
+{
+    return (of.end - of.first + TEAM_ROWS - 1) / TEAM_ROWS;
+}
+
+/* Where the two operands of tile n lie, behind those that stay. */
+__device__ inline unsigned char *long_stage(unsigned char *tiles, int n)
+{
+    return tiles + (2 + n % 2 * 2) * WIDE_TILE;
+}
+
 /* Two operands of a tile. */
 __device__ inline void long_load(unsigned char *to, const wide_unit &tile, const bf16 *a, int64_t a_stride, const bf16 *b, int64_t b_stride, int dim)
 {
@@ -561,10 +572,9 @@ __global__ void __launch_bounds__(TEAM, WIDE_BLOCKS)
     if (first >= of.end)
         return;
     wide_unit mine = long_tile(of, first, head);
-    int chunks = (of.end - of.first + TEAM_ROWS - 1) / TEAM_ROWS;
-    auto stage = [&](int n) { return tiles + (2 + n % 2 * 2) * WIDE_TILE; };
+    int chunks = long_tiles(of);
     auto load = [&](int n) {
-        long_load(stage(n), long_tile(of, of.first + n * TEAM_ROWS, head), k, s.kv_stride, v, s.kv_stride, s.dim);
+        long_load(long_stage(tiles, n), long_tile(of, of.first + n * TEAM_ROWS, head), k, s.kv_stride, v, s.kv_stride, s.dim);
         copy_commit();
     };
     long_load(tile_q, mine, q, s.q_stride, dy, s.o_stride, s.dim);
@@ -588,7 +598,7 @@ __global__ void __launch_bounds__(TEAM, WIDE_BLOCKS)
     wide_result acc = {};
 #pragma unroll 1
     for (int n = 0; n < chunks; n++) {
-        unsigned char *tile_k = stage(n), *tile_v = tile_k + WIDE_TILE;
+        unsigned char *tile_k = long_stage(tiles, n), *tile_v = tile_k + WIDE_TILE;
         wide_arrived(); /* and nobody needs the other stage */
         float x[8][4], dp[8][4];
         product_begin();
@@ -680,11 +690,10 @@ __global__ void __launch_bounds__(TEAM, LONG_KEY_BLOCKS)
     if (first >= of.end)
         return;
     wide_unit mine = long_tile(of, first, head);
-    int chunks = (of.end - of.first + TEAM_ROWS - 1) / TEAM_ROWS;
-    auto stage = [&](int n) { return tiles + (2 + n % 2 * 2) * WIDE_TILE; };
+    int chunks = long_tiles(of);
     auto load = [&](int n) {
         wide_unit tile = long_tile(of, of.first + n * TEAM_ROWS, head);
-        long_load(stage(n), tile, q, s.q_stride, dy, s.o_stride, s.dim);
+        long_load(long_stage(tiles, n), tile, q, s.q_stride, dy, s.o_stride, s.dim);
         int row = threadIdx.x;
         if (row < TEAM_ROWS)
             copy_async<8>(&side[n % 2][row], facts + (int64_t)(tile.row + min(row, tile.rows - 1)) * s.heads + head, row < tile.rows);
@@ -696,7 +705,7 @@ __global__ void __launch_bounds__(TEAM, LONG_KEY_BLOCKS)
     wide_result acc_k = {}, acc_v = {};
 #pragma unroll 1
     for (int n = 0; n < chunks; n++) {
-        unsigned char *tile_q = stage(n), *tile_dy = tile_q + WIDE_TILE;
+        unsigned char *tile_q = long_stage(tiles, n), *tile_dy = tile_q + WIDE_TILE;
         const float4 *pair = reinterpret_cast<const float4 *>(side[n % 2]); /* of columns 2 i and 2 i + 1 */
         wide_arrived(); /* and nobody needs the other stage */
         float x[8][4], dp[8][4];

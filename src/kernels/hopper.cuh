@@ -55,35 +55,6 @@ static inline int tensor_map_make(CUtensorMap *map, const void *data, int64_t ro
 
 #ifdef VLAI_HOPPER
 
-__device__ inline void full_init(uint64_t *full, int count)
-{
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(full)), "r"(count) : "memory");
-}
-
-/* Once all are made: the copy engine sees them. */
-__device__ inline void full_init_done()
-{
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-
-/* The barrier's next phase ends when `bytes` have come. */
-__device__ inline void full_expect(uint64_t *full, int bytes)
-{
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(full)), "r"(bytes) : "memory");
-}
-
-/* Until phase `n` (0, 1, ...) has ended; phases n - 1 and before must have. */
-__device__ inline void full_wait(uint64_t *full, int n)
-{
-    uint32_t at = shared_address(full), done;
-    do
-        asm volatile("{.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;}"
-                     : "=r"(done)
-                     : "r"(at), "r"(n & 1)
-                     : "memory");
-    while (!done);
-}
-
 /* By one thread: a tile of a tensor from row `row` and head `head` on; `rows`: of the tile. */
 template <int COLUMNS> __device__ inline void tile_load(unsigned char *to, const CUtensorMap *map, int rows, int head, int row, uint64_t *full)
 {

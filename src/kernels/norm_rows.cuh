@@ -28,43 +28,7 @@ static inline int64_t norm_rows_blocks(int64_t rows)
     return most < 132 ? most : 132;
 }
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-#define VLAI_COPY_ENGINE 1
-
-/* A barrier that counts bytes, for one warp: made by one thread. */
-__device__ inline void engine_init(uint64_t *full)
-{
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(full)) : "memory");
-}
-
-__device__ inline void engine_init_done()
-{
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-
-__device__ inline void engine_expect(uint64_t *full, int bytes)
-{
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(full)), "r"(bytes) : "memory");
-}
-
-__device__ inline void engine_copy(void *to, const void *from, int bytes, uint64_t *full)
-{
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(to)), "l"(from),
-                 "r"(bytes), "r"(shared_address(full))
-                 : "memory");
-}
-
-__device__ inline void engine_wait(uint64_t *full, int parity)
-{
-    uint32_t at = shared_address(full), done;
-    do
-        asm volatile("{.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;}"
-                     : "=r"(done)
-                     : "r"(at), "r"(parity)
-                     : "memory");
-    while (!done);
-}
-
+#ifdef VLAI_COPY_ENGINE
 /* The compiler does not know what is in these words, nor in memory, from here on. */
 template <class T> __device__ inline void as_stored(pack<T, 8> &p)
 {
@@ -99,19 +63,19 @@ __global__ void __launch_bounds__(ROW_WARPS * WARP, 1)
         }
     if (lane == 0) {
         for (int s = 0; s < ROW_STAGES; s++)
-            engine_init(full + s);
-        engine_init_done();
+            full_init(full + s, 1);
+        full_init_done();
     }
     __syncwarp();
     auto ask = [&](int stage, int row) {
         if (lane == 0 && row < rows) {
             uint4 *to = ring + stage * STAGE;
             int64_t at = (int64_t)row * COLS;
-            engine_expect(full + stage, (add ? 3 : 2) * TENSOR * 16);
-            engine_copy(to, dy + at, TENSOR * 16, full + stage);
-            engine_copy(to + TENSOR, x + at, TENSOR * 16, full + stage);
+            full_expect(full + stage, (add ? 3 : 2) * TENSOR * 16);
+            full_copy(to, dy + at, TENSOR * 16, full + stage);
+            full_copy(to + TENSOR, x + at, TENSOR * 16, full + stage);
             if (add)
-                engine_copy(to + 2 * TENSOR, add + at, TENSOR * 16, full + stage);
+                full_copy(to + 2 * TENSOR, add + at, TENSOR * 16, full + stage);
         }
     };
     int row = blockIdx.x * ROW_WARPS + warp;
@@ -132,7 +96,7 @@ __global__ void __launch_bounds__(ROW_WARPS * WARP, 1)
     for (; row < rows; row += step) {
         float next_root = row + step < rows ? rstd[row + step] : 0.0f, part[PACKS];
         uint4 *from = ring + stage * STAGE + lane;
-        engine_wait(full + stage, parity);
+        full_wait(full + stage, parity);
 #pragma unroll
         for (int k = 0; k < PACKS; k++) {
             if constexpr (SUMS && sizeof(W) == 2)
