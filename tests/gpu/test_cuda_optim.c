@@ -3,7 +3,7 @@
  *     test_cuda_optim
  *
  * Tensors of awkward sizes and slices of tensors, of every combination of types in turn, aligned and one element off, in one table. adamw: every
- * written operand has the twin's bits in both forms. sum_squares: both forms agree to the bit, and with the twin to a few
+ * written operand has the twin's bits in both forms, usual numbers and strange ones (a NaN is a NaN). sum_squares: both forms agree to the bit, and with the twin to a few
  * units of fp32. Nothing else is written. Prints "N passed, N failed"; exit code 0 when nothing failed. */
 #include "gpu/cuda_test.h"
 
@@ -49,9 +49,31 @@ typedef struct update {
 
 static const char *const OPERAND[OPERAND_COUNT] = {"the weight", "the gradient", "m", "v", "hyper", "clip", "the low bits"};
 
-static void make(update *u, const mode *m, int64_t n, int index, tensor hyper, tensor clip)
+/* Zeros, subnormals, the ends of ranges, what overflows; from FINITE on what no master can stand for. */
+static const float STRANGE[] = {0, -0.0f, 1e-45f, -3e-39f, 0x1p-126f, 0x1p-101f, 0x1p-100f, -0x1.8p-100f, 0x1p-99f, -0x1p-61f, 0x1p-60f, 1e-12f, 0x1p19f,
+                                0x1p20f, 0x1.02p20f, -0x1p21f, 0x1p59f, 0x1p60f, -0x1.02p60f, 0x1p61f, 1e38f, -3e38f, INFINITY, -INFINITY, NAN};
+enum { STRANGE_COUNT = sizeof STRANGE / sizeof *STRANGE, FINITE = STRANGE_COUNT - 4 };
+
+/* Of packs of 8 one in four is words that no batch has met, one as it was, two with strange numbers among the others. */
+static void make_strange(update *u)
 {
-    *u = (update){.mode = m, .node = {.op = VLAI_OP_adamw, .attrs.adamw = {.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1,
+    for (int64_t i = 0; i < u->in[0].n; i++) {
+        int64_t pack = (i / 8 + i / 4096) % 4;
+        for (int k = 0; pack && k < 4; k++) {
+            float x = STRANGE[random_below(u->mode->masters ? FINITE : STRANGE_COUNT)];
+            if (!u->in[k].data || (pack == 1 ? k == 0 : random_below(pack == 2 ? 4 : 32)))
+                continue;
+            if (u->in[6].data && k == 0)
+                ((uint16_t *)u->in[6].data)[i] = 0;
+            set_real(&u->in[k], i, pack == 1 ? 0 : k == 3 ? fabsf(x) : x);
+        }
+    }
+}
+
+static void make(update *u, const mode *m, int64_t n, int index, int strange, tensor hyper, tensor clip)
+{
+    double eps = strange && index % 7 == 6 ? 1e-20 : 1e-8;
+    *u = (update){.mode = m, .node = {.op = VLAI_OP_adamw, .attrs.adamw = {.beta1 = 0.9, .beta2 = 0.95, .eps = eps, .weight_decay = 0.1,
                                                                            .group = index % 2, .stochastic = m->stochastic,
                                                                            .first = FIRSTS[index % FIRST_COUNT],
                                                                            .key = (uint64_t)index * 0x9E3779B97F4A7C15u}}};
@@ -70,6 +92,8 @@ static void make(update *u, const mode *m, int64_t n, int index, tensor hyper, t
         u->in[1].data = NULL;
     if (!m->masters)
         u->in[6].data = NULL;
+    if (strange)
+        make_strange(u);
 }
 
 static void twin(update *u)
@@ -142,6 +166,11 @@ static int launch_table(const vlai_cuda_call *calls, int count, int times)
     return ok;
 }
 
+static int both_nan(vla_dtype dtype, const void *a, const void *b, int64_t i)
+{
+    return isnan(get_real(dtype, a, i)) && isnan(get_real(dtype, b, i));
+}
+
 static int adamw_agrees(const update *u, int count)
 {
     for (int i = 0; i < count; i++)
@@ -153,7 +182,7 @@ static int adamw_agrees(const update *u, int count)
                 return fail("%s, %lld elements: writes outside %s", u[i].mode->name, (long long)u[i].in[0].n, OPERAND[k]), 0;
             size_t size = vla_dtype_size(u[i].in[k].dtype);
             for (size_t at = 0; at < bytes_of(&u[i].in[k]); at++)
-                if (got[at] != want[at])
+                if (got[at] != want[at] && (u[i].in[k].dtype == VLA_U16 || !both_nan(u[i].in[k].dtype, got, want, (int64_t)(at / size))))
                     return fail("%s, %lld elements: %s %zu is %.9g, the twin has %.9g", u[i].mode->name, (long long)u[i].in[0].n, OPERAND[k],
                                 at / size, get_real(u[i].in[k].dtype, got, (int64_t)(at / size)), get_real(u[i].in[k].dtype, want, (int64_t)(at / size))),
                            0;
@@ -175,7 +204,7 @@ static void settle(int ok)
     test_state.arena = (vlai_arena){0};
 }
 
-static void adamw(int shifted, int skip)
+static void adamw(int shifted, int skip, int strange)
 {
     static update u[MAX];
     static vlai_cuda_call calls[MAX];
@@ -183,12 +212,12 @@ static void adamw(int shifted, int skip)
     tensor hyper = doubles(6, (double[]){0.271, 0.1426, 3, 12345678901, 1e-3, 3e-4}), clip = doubles(3, (double[]){4.1, 0.24, skip ? 0 : 1});
     for (int s = 0; s < SIZE_COUNT; s++)
         for (int m = 0; m < MODE_COUNT; m++, count++)
-            make(&u[count], &MODES[m], SIZES[s], count, hyper, clip);
+            make(&u[count], &MODES[m], SIZES[s], count, strange, hyper, clip);
     for (int i = 0; i < count; i++)
         twin(&u[i]);
     for (int form = 0; form < 2; form++) {
-        snprintf(test_state.what, sizeof test_state.what, "adamw, %s%s%s", form ? "one launch per tensor" : "one table",
-                 shifted ? ", one element off alignment" : "", skip ? ", not finite" : "");
+        snprintf(test_state.what, sizeof test_state.what, "adamw, %s%s%s%s", form ? "one launch per tensor" : "one table",
+                 shifted ? ", one element off alignment" : "", skip ? ", not finite" : "", strange ? ", strange numbers" : "");
         upload(u, count, shifted, calls);
         int ok = 1;
         if (form == 0)
@@ -290,7 +319,8 @@ int main(void)
         return 2;
     for (int shifted = 0; shifted < 2; shifted++) {
         for (int skip = 0; skip < 2; skip++)
-            adamw(shifted, skip);
+            adamw(shifted, skip, 0);
+        adamw(shifted, 0, 1);
         sum_squares(shifted);
     }
     refusals();
