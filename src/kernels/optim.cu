@@ -297,7 +297,7 @@ template <int WORDS> __device__ inline uint32_t any_bit(const uint4 (&w)[WORDS])
 /* The operands of PACK neighbouring elements as they are stored. */
 template <class P, class G, class M> struct adamw_pack {
     piece<P> p;
-    piece<G> g;
+    piece<G> g = {}; /* stays zero where there is none */
     piece<M> m, v;
     piece<uint16_t> low;
 };
@@ -439,7 +439,7 @@ __device__ void adamw_chunk(const adamw_record &t, uint32_t index, const double 
     int64_t first = cut > t.first ? cut - t.first : 0, end = cut + CHUNK - t.first < t.n ? cut + CHUNK - t.first : t.n;
     int64_t at = first + threadIdx.x * PACK;
     bool packs = t.vector && numbers.quick, whole = packs && at + PACK <= end;
-    adamw_pack<P, G, M> x = {}, next = {}; /* without a gradient its words stay zero */
+    adamw_pack<P, G, M> x, next;
     if (whole)
         adamw_load<P, G, M, STORE>(t, at, x);
 #pragma unroll 1
