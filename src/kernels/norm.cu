@@ -8,15 +8,15 @@
  * Rows of up to 2048 columns (a multiple of 8): a warp per row, the row kept in registers as it is stored, so x (and dy)
  * are read once: 2 N C and 3 N C elements of traffic. Other rows: a block per row, which reads the row again, from cache.
  *
- * rms_norm_backward of bf16 rows of 1024 or 1280 columns: kernels/norm_rows.cuh, from compute capability 9.0 on.
- * Else up to 4096 columns (fp32 up to 2048, others apart): a thread owns 8 neighbouring columns of the rows of its
+ * rms_norm_backward of bf16 rows of 1024, 1280 or, without column sums, 2048 columns: kernels/norm_rows.cuh, from compute
+ * capability 9.0 on. Else up to 4096 columns (fp32 up to 2048, others apart): a thread owns 8 neighbouring columns of the rows of its
  * block, B, B + blocks, ..., one or two a turn; those of the next turns are on their way to shared memory, where they cost no
  * registers. Sums of dw and of dx stay in registers until the rows are done. 4 N C elements (5 with y), and the partial sums
  * [blocks, C] of each in fp32, written and read once, from L2. Blocks follow from the shape alone. dx may lie over dy or add: a
  * thread has its part of a row before it writes there, and the rows ahead are others.
  *
  * Measured on an H200 (bf16; replayed): forward 18 us at [6784,2048] and 24 us at [16848,1280], 1.05 and 1.2 of a copy as long;
- * backward at 2048 columns 34 us, with y 40 us (45 when rows were loaded ahead to registers): 1.1 of a copy as long. */
+ * backward at 2048 columns 31.7 us, with y 38.4 us; by a thread per 8 columns 33.4 and 40.2: 1.1 of a copy as long. */
 #include "kernels/async.cuh"
 #include "kernels/columns.cuh"
 #include "kernels/norm_rows.cuh"
@@ -573,36 +573,42 @@ static int norm_backward_apart(const vlai_cuda_call *call, const vlai_cuda_tenso
     return status ? status : sums_apart(call);
 }
 
-/* By a warp per row, where there is a kernel for such rows, compiled for a device that copies rows by itself (9.0 on), and room for it. */
+/* By warps per row, where there is a kernel for such rows, compiled for a device that copies rows by itself (9.0 on) and has
+ * room for them. */
 static int norm_backward_rows(const vlai_cuda_call *call, const vlai_cuda_tensor &dw, const vlai_cuda_tensor &y, const vlai_cuda_tensor &sums,
                               bool *done)
 {
     const vlai_cuda_tensor &dy = call->in[0], &x = call->in[1], &w = call->in[3], &add = call->in[4], &dx = call->out[0];
-    int64_t rows = rows_of(x), cols = cols_of(x), blocks = norm_rows_blocks(rows);
-    float *partial = (float *)call->workspace, *partial_sums = partial + (dw.data ? blocks * cols : 0);
+    int64_t rows = rows_of(x), cols = cols_of(x), blocks = 0;
+    float *partial = (float *)call->workspace, *partial_sums = nullptr;
     *done = false;
-    if (dy.dtype != VLA_BF16 || x.dtype != VLA_BF16 || rows > INT32_MAX / 64 || (cols != 1024 && cols != 1280))
+    if (dy.dtype != VLA_BF16 || x.dtype != VLA_BF16 || rows > INT32_MAX / 64)
         return 0;
     int status = with_type(w.data ? w.dtype : x.dtype, [&](auto tw) {
         using W = typename decltype(tw)::is;
-        auto launch = [&](auto packs, auto with_sums) {
-            constexpr int PACKS = decltype(packs)::value, BYTES = norm_rows_bytes<PACKS>();
-            auto kernel = norm_rows_kernel<W, PACKS, decltype(with_sums)::value>;
+        auto launch = [&](auto by, auto with_sums) {
+            using BY = decltype(by);
+            auto kernel = norm_rows_kernel<BY, W, decltype(with_sums)::value>;
             cudaFuncAttributes a;
-            if (cudaFuncGetAttributes(&a, kernel) || a.numRegs <= 64 /* empty */ || allow_ring(kernel, BYTES)) {
+            if (cudaFuncGetAttributes(&a, kernel) || a.numRegs <= 64 /* empty */ || allow_ring(kernel, BY::BYTES)) {
                 (void)cudaGetLastError();
                 return 0;
             }
-            kernel<<<(unsigned)blocks, ROW_WARPS * WARP, BYTES, stream_of(call)>>>(
+            blocks = BY::blocks(rows);
+            partial_sums = partial + (dw.data ? blocks * cols : 0);
+            kernel<<<(unsigned)blocks, BY::BLOCK, BY::BYTES, stream_of(call)>>>(
                 (const bf16 *)dy.data, (const bf16 *)x.data, (const float *)call->in[2].data, (const W *)w.data, (const bf16 *)add.data,
                 (bf16 *)dx.data, (bf16 *)y.data, dw.data ? partial : nullptr, partial_sums, (int)rows);
             *done = true;
             return launched();
         };
-        auto by_packs = [&](auto with_sums) {
-            return cols == 1024 ? launch(std::integral_constant<int, 4>{}, with_sums) : launch(std::integral_constant<int, 5>{}, with_sums);
-        };
-        return sums.data ? by_packs(std::true_type{}) : by_packs(std::false_type{});
+        auto choose = [&](auto by) { return sums.data ? launch(by, std::true_type{}) : launch(by, std::false_type{}); };
+        switch (cols) {
+        case 1024: return choose(row_teams<1024, 1, 8, 3>{});
+        case 1280: return choose(row_teams<1280, 1, 8, 3>{});
+        case 2048: return sums.data ? 0 : launch(row_teams<2048, 4, 5, 3>{}, std::false_type{});
+        default: return 0;
+        }
     });
     return status || !*done ? status : column_total_2(call, dw, partial, blocks, sums, partial_sums, blocks, cols);
 }
