@@ -388,7 +388,7 @@ static bool fits_together(const request *r)
                 limit ? r->limit : r->seconds);
         return false;
     }
-    if (!(r->products >= 0 && r->products < 1e6)) {
+    if (!(r->products >= 0 && r->products <= 1e6)) {
         fprintf(stderr, "vla bench: --products %g: wanted seconds, 0 to 10^6\n", r->products);
         return false;
     }
