@@ -78,6 +78,31 @@ __device__ inline void full_copy(void *to, const void *from, int bytes, uint64_t
                  "r"(bytes), "r"(shared_address(full))
                  : "memory");
 }
+
+/* The same from shared to global memory. What other threads wrote there must have passed their written_for_copies, and a barrier. */
+__device__ inline void copy_out(void *to, const void *from, int bytes)
+{
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\ncp.async.bulk.commit_group;" ::"l"(__cvta_generic_to_global(to)),
+                 "r"(shared_address(from)), "r"(bytes)
+                 : "memory");
+}
+
+__device__ inline void written_for_copies()
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/* Until all but PENDING of this thread's copies out have read what they copy. */
+template <int PENDING> __device__ inline void copied_out()
+{
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
+}
+
+/* Until they have written it, too. */
+__device__ inline void copied_out_done()
+{
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
 #endif
 
 /* Words of 16 bytes on their way to the thread that will use them: STAGES turns of WORDS each, in the block's dynamic shared

@@ -179,6 +179,23 @@ static inline int column_sum_of(const vlai_cuda_call *call, const vlai_cuda_tens
 
 /* --- fused gradients that sum the columns of what they make --- */
 
+/* By a block of BLOCK threads: to [COLS] = the sums over `rows` [N, COLS], which lie in shared memory. */
+template <int N, int COLS, int BLOCK> __device__ inline void add_in_order(const float *rows, float *to)
+{
+    for (int col = threadIdx.x * 4; col < COLS; col += BLOCK * 4) {
+        float4 total = *(const float4 *)(rows + col);
+#pragma unroll
+        for (int n = 1; n < N; n++) {
+            float4 one = *(const float4 *)(rows + n * COLS + col);
+            total.x += one.x;
+            total.y += one.y;
+            total.z += one.z;
+            total.w += one.w;
+        }
+        *(float4 *)(to + col) = total;
+    }
+}
+
 /* Result k; one without data where only sums stand. */
 static inline vlai_cuda_tensor plain_result(const vlai_cuda_call *call, int k)
 {

@@ -14,6 +14,7 @@
 #define VLAI_NORM_ROWS_CUH
 
 #include "kernels/async.cuh"
+#include "kernels/columns.cuh"
 
 /* How a block of norm_rows_kernel divides its work: TEAMS rows of COLS columns at once, each by TEAM warps; of every team's rows,
  * STAGES are in shared memory. */
@@ -211,18 +212,7 @@ __global__ void __launch_bounds__(BY::BLOCK, 1)
             p.store(all + team * COLS + (mine + k * WARP) * LANE);
         }
         __syncthreads();
-        for (int col = threadIdx.x * 4; col < COLS; col += BY::BLOCK * 4) {
-            float4 total = *(const float4 *)(all + col);
-#pragma unroll
-            for (int v = 1; v < TEAMS; v++) {
-                float4 one = *(const float4 *)(all + v * COLS + col);
-                total.x += one.x;
-                total.y += one.y;
-                total.z += one.z;
-                total.w += one.w;
-            }
-            *(float4 *)(to + (int64_t)blockIdx.x * COLS + col) = total;
-        }
+        add_in_order<TEAMS, COLS, BY::BLOCK>(all, to + (int64_t)blockIdx.x * COLS);
     };
     if (partial)
         leave(dw, partial);

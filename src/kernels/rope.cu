@@ -9,9 +9,11 @@
  *
  * rope: a thread takes V pairs; x is read and written once, the tables' row stays in cache over the heads. 2 N heads D
  * elements; expected 0.85 of copy bandwidth. y may lie over x. qkv_rope: 2 N W elements, or 2 N heads D where the result lies
- * over a: columns that are not rotated then stay where they are. With column sums those are read all the same; a block then
- * goes down a part of the rows of one result in a strip of 32 packs of pairs, whose sums stay in registers. The others are small. */
+ * over a: columns that are not rotated then stay where they are. With column sums those are read all the same: the tower's rows
+ * by a warp each (kernels/rope_rows.cuh), from compute capability 9.0 on; else a block goes down a part of the rows of one result in
+ * a strip of 32 packs of pairs, whose sums stay in registers. The others are small. */
 #include "kernels/columns.cuh"
+#include "kernels/rope_rows.cuh"
 
 #include <math.h>
 
@@ -328,6 +330,27 @@ int rotate_rows(const vlai_cuda_call *call, const rope_route<X> &route, const vl
     });
 }
 
+/* A gradient of the tower's shape, of all rows in their order, by a warp per row: where that kernel is compiled for the device
+ * and has room. */
+template <class C> int rotate_by_rows(const vlai_cuda_call *call, const rope_route<bf16> &route, const C *c, const C *s, row_parts &parts, bool *done)
+{
+    auto kernel = rope_rows_kernel<C>;
+    cudaFuncAttributes a;
+    if (route.cols != ROPE_COLS || call->node->attrs.rope.head_dim != 2 * ROPE_HALF || call->node->attrs.rope.heads != ROPE_HEADS || route.at_a ||
+        route.rows_b || route.rows_a != route.rows || route.rows > INT32_MAX / 64)
+        return 0;
+    if (cudaFuncGetAttributes(&a, kernel) || a.numRegs <= 64 /* empty */ || allow_ring(kernel, rope_rows_bytes<C>())) {
+        (void)cudaGetLastError();
+        return 0;
+    }
+    parts.a = rope_rows_blocks(route.rows);
+    *done = true;
+    if (parts.a)
+        kernel<<<(unsigned)parts.a, ROPE_WARPS * WARP, rope_rows_bytes<C>(), stream_of(call)>>>(route.a, route.out_a, c, s, (float *)call->workspace,
+                                                                                                (int)route.rows);
+    return launched();
+}
+
 /* The gradient with the sums of its columns. */
 template <class X>
 int rotate_and_sum(const vlai_cuda_call *call, const rope_route<X> &route, const vlai_cuda_tensor &c, const vlai_cuda_tensor &s)
@@ -342,6 +365,12 @@ int rotate_and_sum(const vlai_cuda_call *call, const rope_route<X> &route, const
     int rotated = heads * half / V, per_row = rotated + rest / (2 * V);
     int status = with_type(c.dtype, [&](auto tc) {
         using C = typename decltype(tc)::is;
+        if constexpr (std::is_same_v<X, bf16>) {
+            bool done = false;
+            int code = rotate_by_rows(call, route, (const C *)c.data, (const C *)s.data, parts, &done);
+            if (code || done)
+                return code;
+        }
         if (parts.strips && parts.a + parts.b)
             qkv_rope_sums_kernel<X, C><<<dim3((unsigned)parts.strips, (unsigned)(parts.a + parts.b)), THREADS, 0, stream_of(call)>>>(
                 route, (const C *)c.data, (const C *)s.data, partial, parts, per_row, rotated, half, rest, route.out_a == route.a);
@@ -448,8 +477,10 @@ extern "C" size_t vlai_cuda_workspace_qkv_rope_grad(const vla_graph *g, const vl
     for (int k = 0; k < 2; k++)
         if (node->n_inputs > 3 + k && node->inputs[3 + k] != VLA_NONE)
             rows[k] = operand_of(g, node, 3 + k).shape[0];
-    row_parts parts = row_parts_of(rows[0], rows[1], cols);
-    size_t fused = round_256((size_t)((parts.a + parts.b) * cols) * sizeof(float));
+    row_parts parts = row_parts_of(rows[0], rows[1], cols), alone = row_parts_of(rows[0], 0, cols); /* db may be unwanted */
+    int64_t by_rows = rope_rows_blocks(rows[0]), most = parts.a + parts.b > alone.a ? parts.a + parts.b : alone.a;
+    most = most > by_rows ? most : by_rows;
+    size_t fused = round_256((size_t)(most * cols) * sizeof(float));
     size_t apart_a = column_workspace(rows[0], cols), apart_b = column_workspace(rows[1], cols), apart = apart_a > apart_b ? apart_a : apart_b;
     return apart > fused ? apart : fused;
 }

@@ -238,8 +238,41 @@ static void packed_rope(vla_dtype t, vla_dtype table, int64_t na, int64_t nb, in
     }
 }
 
+/* The gradient of bf16 with sums at the tower's and the decoder's widths: apart and in place, and picked rows of two streams (of the first
+ * alone where the second is empty). */
+static void rope_with_sums(vla_dtype table, int64_t na, int64_t nb, int dim, int heads, int64_t rest)
+{
+    const vla_dtype t = VLA_BF16;
+    tolerance within = {.row = 1e-6};
+    int64_t cols = (int64_t)dim * heads + rest, n = na + nb;
+    tensor map, at_a, at_b;
+    vlai_attrs one = {.rope = {.head_dim = dim, .heads = heads, .sums = {t}}}, two = {.rope = {.head_dim = dim, .heads = heads, .sums = {t, VLA_F32}}};
+    CHECK(qkv_rope_grad, one, within, OPERANDS(reals(t, SHAPE2(n, cols)), reals(table, SHAPE2(n, dim / 2)), reals(table, SHAPE2(n, dim / 2))),
+          RESULTS(result(t, SHAPE2(n, cols)), result(t, SHAPE1(cols))), .over = 1, .summed = {0, 1});
+    for (int bad = 0; bad < 2; bad++) {
+        route_of(na, nb, bad, &map, &at_a, &at_b);
+        CHECK(qkv_rope_grad, two, within,
+              OPERANDS(reals(t, SHAPE2(n, cols)), reals(table, SHAPE2(n, dim / 2)), reals(table, SHAPE2(n, dim / 2)), at_a, at_b),
+              RESULTS(result(t, SHAPE2(na, cols)), result(t, SHAPE2(nb, cols)), result(t, SHAPE1(cols)), result(VLA_F32, SHAPE1(cols))),
+              .summed = {0, 0, 1, 2});
+    }
+}
+
 static void rope(void)
 {
+    EACH_TYPE(table) {
+        EACH(int64_t, na, 0, 1, 37, 301)
+            EACH(int64_t, nb, 0, 1, 43) {
+                if (na + nb == 0)
+                    continue;
+                rope_with_sums(table, na, nb, 80, 32, 1280);
+                rope_with_sums(table, na, nb, 128, 18, 256);
+            }
+    }
+    /* More rows than a warp has under way, twice over: 1056 warps of 3 and of 4 rows. */
+    rope_with_sums(VLA_F32, 6901, 0, 80, 32, 1280);
+    rope_with_sums(VLA_BF16, 2900, 801, 80, 32, 1280);
+    rope_with_sums(VLA_BF16, 9007, 260, 128, 18, 256);
     EACH_TYPE(t)
         EACH_TYPE(table)
             EACH(int, dim, 2, 20, 80, 128) {
