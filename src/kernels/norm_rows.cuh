@@ -212,6 +212,8 @@ __global__ void __launch_bounds__(BY::BLOCK, 1)
             p.store(all + team * COLS + (mine + k * WARP) * LANE);
         }
         __syncthreads();
+        if constexpr (TEAM > 1)
+            __syncthreads(); /* for racecheck, as in attention_groups.cu */
         add_in_order<TEAMS, COLS, BY::BLOCK>(all, to + (int64_t)blockIdx.x * COLS);
     };
     if (partial)
