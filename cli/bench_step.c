@@ -162,7 +162,7 @@ static vla_status make_runs(const bench_setup *s, bench_row *row, vla_recompute 
     if (e->device && need > room)
         return vlai_fail(err, VLA_E_DEVICE_NOMEM, "%lld samples: %.2f GB, of %.2f GB that there are", (long long)row->batch, (double)need * 1e-9, (double)room * 1e-9);
     spare = spare && (s->limit || wanted || !e->comm); /* as the trainer does */
-    size_t keep = spare && e->device ? vlai_device_keep(row->numerics, wanted, room, need, vlai_plan_needs(e->executor, e->plan).arena) : 0;
+    size_t keep = spare && e->device ? vlai_device_keep(recompute, row->numerics, wanted, room, need, vlai_plan_needs(e->executor, e->plan).arena) : 0;
     for (; keep; keep = needed(e) > room ? keep / 2 : 0) {
         drop_runs(e);
         VLA_TRY(make_plans(s, row, recompute, keep, e, err));
@@ -211,7 +211,7 @@ static vla_status make_engine(const bench_setup *s, bench_row *row, engine *e, v
     for (int level = first; level <= last; level++) {
         drop_runs(e);
         row->recompute = (vla_recompute)level;
-        status = make_runs(s, row, row->recompute, last > first && level == VLA_RECOMPUTE_CHEAP, e, err);
+        status = make_runs(s, row, row->recompute, last > first, e, err);
         if (status != VLA_E_DEVICE_NOMEM)
             break;
     }

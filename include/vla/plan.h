@@ -19,7 +19,7 @@
 typedef enum vla_numerics { VLA_FP32, VLA_BF16_MASTER, VLA_BF16_SR, VLA_BF16_PLAIN, VLA_FP64 } vla_numerics;
 
 /* What the backward pass keeps. none: everything it reads. cheap: norms, SwiGLU products and rotations are made again.
- * layer: only the residual streams between layers are kept. */
+ * layer: only the residual streams between layers are kept (but see vla_plan_options.keep). */
 typedef enum vla_recompute { VLA_RECOMPUTE_NONE, VLA_RECOMPUTE_CHEAP, VLA_RECOMPUTE_LAYER } vla_recompute;
 
 /* How offsets in the arena are chosen. free_lists: power-of-two size classes, reused as buffers are freed at last use.
@@ -48,7 +48,8 @@ typedef struct vla_plan_options {
     int visual_layers;  /* layers below this one are the vision tower's */
     int fast_attention; /* 0: attention kernels whose sums have a fixed order; 1: also cuDNN's, where it is faster */
     unsigned fast;      /* mask of VLA_FAST_*; the CPU has no use for it */
-    size_t keep;        /* recompute cheap: bytes of values that are kept all the same, because there is room for them */
+    size_t keep;        /* recompute cheap: bytes of values that are kept all the same, because there is room for them;
+                         * layer: of the last layers' values, of which none but cheap's are made again then */
     /* Several ranks: the plan's updates are those of the rank whose store this is (vla_store_shard); NULL or a whole store: of
      * one rank. Borrowed while the plan is made. */
     const struct vla_store *store;

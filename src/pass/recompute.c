@@ -8,7 +8,8 @@
  *           anyway; a rotated q stays because its unrotated twin would have to be kept for it.
  *           With room to spare (`keep` bytes), some of them are kept after all: copies of rows first, which cost a read and
  *           a write each time, then those made last, which have the shortest way to their reader.
- *   layer   every value read only by nodes of the layer that made it. Values outside of layers follow the rule of cheap. */
+ *   layer   every value read only by nodes of the layer that made it. Values outside of layers follow the rule of cheap.
+ *           With room to spare so do the last layers, as many as fit into `keep` bytes. */
 #include "base/fail.h"
 #include "ops/op.h"
 #include "pass/pass.h"
@@ -184,11 +185,30 @@ static void keep_some(state *s, const bool *read, double keep)
             s->again[g->nodes[n].outputs[0]] = 0;
 }
 
-static void choose_layer(state *s)
+/* By the rule of cheap: the first of the last layers whose values that are kept fit into `keep` bytes, one past the last layer where
+ * none does. */
+static int first_kept_layer(const state *s, double keep)
+{
+    const vla_graph *g = s->g;
+    int end = 0;
+    for (size_t v = 0; v < s->n_values; v++)
+        end = g->values[v].layer >= end ? g->values[v].layer + 1 : end;
+    for (; end > 0; end--) {
+        for (size_t v = 0; v < s->n_values; v++)
+            if (g->values[v].layer == end - 1 && s->kept[v] && !s->again[v] && is_forward(g, (vla_value)v) && !is_view(g->nodes[g->values[v].producer].op))
+                keep -= bytes_of(g, (vla_value)v);
+        if (keep < 0)
+            break;
+    }
+    return end;
+}
+
+/* Of layers before `end`. */
+static void choose_layer(state *s, int end)
 {
     const vla_graph *g = s->g;
     for (size_t v = 0; v < s->n_values; v++)
-        s->again[v] = is_forward(g, (vla_value)v) && g->values[v].layer >= 0 ? BY_LAYER : 0;
+        s->again[v] = is_forward(g, (vla_value)v) && g->values[v].layer >= 0 && g->values[v].layer < end ? BY_LAYER : 0;
     for (size_t n = 0; n < g->n_nodes; n++) {
         const vlai_node *node = &g->nodes[n];
         for (int i = 0; !node->backward && i < node->n_inputs; i++)
@@ -282,9 +302,13 @@ vla_status vlai_pass_recompute(vla_graph *g, vla_recompute mode, size_t keep, vl
                 s.kept[g->nodes[i].inputs[k]] = true;
     }
     memcpy(read, s.kept, n * sizeof *read);
-    if (mode == VLA_RECOMPUTE_LAYER)
-        choose_layer(&s);
     choose_cheap(&s);
+    if (mode == VLA_RECOMPUTE_LAYER) {
+        int end = keep ? first_kept_layer(&s, (double)keep) : INT32_MAX;
+        memcpy(s.kept, read, n * sizeof *read);
+        choose_layer(&s, end);
+        choose_cheap(&s);
+    }
     if (mode == VLA_RECOMPUTE_CHEAP && keep)
         keep_some(&s, read, (double)keep);
     VLA_TRY_GOTO(rewrite(&s, producer, err), done);

@@ -231,13 +231,13 @@ static vla_status make_plan(vlai_plans *p, vlai_bucket *b, vla_recompute recompu
 
 /* With room to spare, less is made again; *need becomes what that takes. Ranks leave it free, since
  * sharing state out is to make room, unless a limit says how much they may take. */
-static vla_status keep_more(vlai_plans *p, vlai_bucket *b, size_t room, size_t held, size_t *need, vla_error *err)
+static vla_status keep_more(vlai_plans *p, vlai_bucket *b, vla_recompute mode, size_t room, size_t held, size_t *need, vla_error *err)
 {
-    size_t keep = vlai_device_keep(p->options.plan.numerics, p->options.plan.keep, room, *need, vlai_plan_needs(p->executor, b->plan).arena);
+    size_t keep = vlai_device_keep(mode, p->options.plan.numerics, p->options.plan.keep, room, *need, vlai_plan_needs(p->executor, b->plan).arena);
     do {
         vla_plan_destroy(b->plan);
         b->plan = NULL;
-        VLA_TRY(make_plan(p, b, VLA_RECOMPUTE_CHEAP, keep, err));
+        VLA_TRY(make_plan(p, b, mode, keep, err));
         vlai_plan_need own = vlai_plan_needs(p->executor, b->plan);
         *need = held + own.arena + own.scratch;
         keep /= 2;
@@ -262,9 +262,9 @@ static vla_status choose_recompute(vlai_plans *p, vlai_bucket *b, vla_recompute 
         vla_plan_destroy(b->plan);
         b->plan = NULL;
     }
-    if (*mode == VLA_RECOMPUTE_CHEAP && (p->options.limit || p->options.plan.keep || !vlai_store_is_sharded(p->store)) &&
-        vlai_device_keep(p->options.plan.numerics, p->options.plan.keep, room, need, own.arena)) {
-        VLA_TRY(keep_more(p, b, room, held, &need, err));
+    if (*mode != VLA_RECOMPUTE_NONE && (p->options.limit || p->options.plan.keep || !vlai_store_is_sharded(p->store)) &&
+        vlai_device_keep(*mode, p->options.plan.numerics, p->options.plan.keep, room, need, own.arena)) {
+        VLA_TRY(keep_more(p, b, *mode, room, held, &need, err));
         vlai_text_printf(line, " and %.3f GB with what it has room to keep", 1e-9 * (double)need);
     }
     if (room < SIZE_MAX)

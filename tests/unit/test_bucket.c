@@ -22,9 +22,11 @@ static vla_status build(void *user, const void *shape, vla_graph **out, vla_erro
         char up[16], down[16];
         snprintf(up, sizeof up, "up.%d", l);
         snprintf(down, sizeof down, "down.%d", l);
+        vlai_graph_layer(g, l);
         vla_value u = vla_linear(g, x, vla_graph_param(g, up, VLA_COMPUTE, 2, (int64_t[]){2 * INNER, WIDTH}), VLA_NONE);
         x = vla_add(g, x, vla_linear(g, vla_swiglu(g, u), vla_graph_param(g, down, VLA_COMPUTE, 2, (int64_t[]){WIDTH, INNER}), VLA_NONE));
     }
+    vlai_graph_layer(g, -1);
     vla_graph_name(g, vla_masked_mse(g, x, y, y).loss, "loss");
     return vla_graph_check(g, err);
 }
@@ -124,6 +126,26 @@ static void test_wanted(void **state)
     }
 }
 
+/* Where the rule of cheap does not fit for all layers, it holds for as many as do: in every mode, whose bits the level does not change. */
+static void test_some_layers(void **state)
+{
+    (void)state;
+    static const vla_numerics modes[] = {VLA_FP32, VLA_BF16_SR};
+    for (int m = 0; m < 2; m++) {
+        outcome cheap = plan_of(modes[m], 0, VLA_RECOMPUTE_CHEAP, 0), layer = plan_of(modes[m], 0, VLA_RECOMPUTE_LAYER, 0);
+        assert_true(layer.need < cheap.need);
+        size_t step = (cheap.need - layer.need) / 4, before = layer.need;
+        for (int k = 0; k < 4; k++) {
+            size_t limit = cheap.need - 1 - (size_t)(3 - k) * step;
+            outcome some = plan_of(modes[m], limit, VLA_RECOMPUTE_CHEAP, 0);
+            assert_int_equal(some.recompute, VLA_RECOMPUTE_LAYER);
+            assert_true(some.need >= before && some.need <= limit);
+            before = some.need;
+        }
+        assert_true(before > layer.need + 2 * step);
+    }
+}
+
 /* Whatever allocation fails while modes are tried one after the other, nothing is left behind. */
 static void test_no_memory(void **state)
 {
@@ -149,18 +171,19 @@ static void test_device_keep(void **state)
 {
     (void)state;
     const size_t room = 6400, need = 3200, arena = 1600, spare = room - need - arena / 16 - room / 64;
-    assert_int_equal(vlai_device_keep(VLA_BF16_MASTER, 0, room, need, arena), spare);
-    assert_int_equal(vlai_device_keep(VLA_BF16_MASTER, 50, room, need, arena), 50);
-    assert_int_equal(vlai_device_keep(VLA_BF16_MASTER, 2 * spare, room, need, arena), spare);
-    assert_int_equal(vlai_device_keep(VLA_BF16_SR, 0, room, need, arena), 0);
-    assert_int_equal(vlai_device_keep(VLA_BF16_SR, 50, room, need, arena), 50);
-    assert_int_equal(vlai_device_keep(VLA_BF16_SR, 50, need, need, arena), 0);
-    assert_int_equal(vlai_device_keep(VLA_BF16_MASTER, 0, SIZE_MAX, need, arena), 0);
-    assert_int_equal(vlai_device_keep(VLA_BF16_SR, 50, SIZE_MAX, need, arena), 50);
+    assert_int_equal(vlai_device_keep(VLA_RECOMPUTE_CHEAP, VLA_BF16_MASTER, 0, room, need, arena), spare);
+    assert_int_equal(vlai_device_keep(VLA_RECOMPUTE_CHEAP, VLA_BF16_MASTER, 50, room, need, arena), 50);
+    assert_int_equal(vlai_device_keep(VLA_RECOMPUTE_CHEAP, VLA_BF16_MASTER, 2 * spare, room, need, arena), spare);
+    assert_int_equal(vlai_device_keep(VLA_RECOMPUTE_CHEAP, VLA_BF16_SR, 0, room, need, arena), 0);
+    assert_int_equal(vlai_device_keep(VLA_RECOMPUTE_CHEAP, VLA_BF16_SR, 50, room, need, arena), 50);
+    assert_int_equal(vlai_device_keep(VLA_RECOMPUTE_CHEAP, VLA_BF16_SR, 50, need, need, arena), 0);
+    assert_int_equal(vlai_device_keep(VLA_RECOMPUTE_CHEAP, VLA_BF16_MASTER, 0, SIZE_MAX, need, arena), 0);
+    assert_int_equal(vlai_device_keep(VLA_RECOMPUTE_CHEAP, VLA_BF16_SR, 50, SIZE_MAX, need, arena), 50);
+    assert_int_equal(vlai_device_keep(VLA_RECOMPUTE_LAYER, VLA_BF16_SR, 0, room, need, arena), spare);
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_limits), cmocka_unit_test(test_wanted), cmocka_unit_test(test_no_memory), cmocka_unit_test(test_device_keep)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_limits), cmocka_unit_test(test_wanted), cmocka_unit_test(test_some_layers), cmocka_unit_test(test_no_memory), cmocka_unit_test(test_device_keep)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -484,17 +484,22 @@ static void test_recompute_keeps_bits(void **state)
             free(other.gradient);
         }
         /* With room to spare less is made again, and nothing when there is room for all. */
-        size_t before = SIZE_MAX;
         static const size_t rooms[] = {0, 1 << 12, 1 << 15, SIZE_MAX / 2};
-        o.recompute = VLA_RECOMPUTE_CHEAP;
-        for (size_t k = 0; k < sizeof rooms / sizeof *rooms; k++) {
-            o.keep = rooms[k];
-            outcome other = compute(&s, false, o);
-            assert_true(other.nodes <= before);
-            assert_true((other.nodes == plain.nodes) == (rooms[k] == SIZE_MAX / 2));
-            assert_memory_equal(other.gradient, plain.gradient, plain.n * sizeof(double));
-            before = other.nodes;
-            free(other.gradient);
+        size_t least = plain.nodes;
+        for (int mode = VLA_RECOMPUTE_CHEAP; mode <= VLA_RECOMPUTE_LAYER; mode++) {
+            size_t before = SIZE_MAX, cheap = 0;
+            o.recompute = (vla_recompute)mode;
+            for (size_t k = 0; k < sizeof rooms / sizeof *rooms; k++) {
+                o.keep = rooms[k];
+                outcome other = compute(&s, false, o);
+                assert_true(other.nodes <= before);
+                assert_true((other.nodes == least) == (rooms[k] == SIZE_MAX / 2));
+                assert_memory_equal(other.gradient, plain.gradient, plain.n * sizeof(double));
+                before = other.nodes;
+                cheap = k ? cheap : other.nodes;
+                free(other.gradient);
+            }
+            least = cheap; /* of layers, none but cheap's values are made again then */
         }
         free(plain.gradient);
     }
