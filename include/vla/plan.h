@@ -49,7 +49,7 @@ typedef struct vla_plan_options {
     int fast_attention; /* 0: attention kernels whose sums have a fixed order; 1: also cuDNN's, where it is faster */
     unsigned fast;      /* mask of VLA_FAST_*; the CPU has no use for it */
     size_t keep;        /* recompute cheap: bytes of values that are kept all the same, because there is room for them;
-                         * layer: of the last layers' values, of which none but cheap's are made again then */
+                         * layer: the last layers' values, as many layers as that holds, whose cheap values alone are made again */
     /* Several ranks: the plan's updates are those of the rank whose store this is (vla_store_shard); NULL or a whole store: of
      * one rank. Borrowed while the plan is made. */
     const struct vla_store *store;

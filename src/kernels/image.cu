@@ -4,7 +4,7 @@
  *     pixels [bytes] u8 HWC, patches [P,3] (byte offset, bytes per picture row, 0) -> [P, 3 temporal side^2]
  *
  * Bytes: 3 side^2 read, 3 temporal side^2 elements written a patch. Patches of 14 in two frames: a warp each, no divisions. Expected: 0.9
- * of copy bandwidth; measured on an H200, [16848,1176] in bf16: 19.4 us, 0.88. Others: a block per patch, the bytes once into shared
+ * of copy bandwidth; measured on an H200 by gpu_kernels, [16848,1176] in bf16: 19.1 us, 0.90. Others: a block per patch, the bytes once into shared
  * memory, as the result's order wants them, then the frames in 16-byte words: 114 us at that shape, for its divisions and short blocks. */
 #include "kernels/common.cuh"
 

@@ -8,7 +8,7 @@
  * of them as long as memory's latency under load. Here a warp goes down 16, with all that it reads two rows ahead.
  * Measured on an H200: [16848,3840] in place 61.7 us, 69.5 by a thread per 16 columns.
  *
- * Compiled for less than 9.0 the kernel is empty and must not be launched. */
+ * Compiled for less than 9.0, or for 12.0 on, where a block has no room for the rows, the kernel is empty and must not be launched. */
 #ifndef VLAI_ROPE_ROWS_CUH
 #define VLAI_ROPE_ROWS_CUH
 
@@ -44,7 +44,7 @@ static inline int64_t rope_rows_blocks(int64_t rows)
 template <class C>
 __global__ void __launch_bounds__(ROPE_WARPS * WARP, 1) rope_rows_kernel(const bf16 *from, bf16 *to, const C *c, const C *s, float *partial, int rows)
 {
-#ifdef VLAI_COPY_ENGINE
+#if defined(VLAI_COPY_ENGINE) && __CUDA_ARCH__ < 1200
     constexpr int PACKS = ROPE_PACKS, COLS = ROPE_COLS, STAGE = rope_stage<C>(), TABLE = (STAGE - ROPE_WORDS) / 2;
     extern __shared__ uint4 row_words[];
     int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, step = gridDim.x * ROPE_WARPS, row = blockIdx.x * ROPE_WARPS + warp;

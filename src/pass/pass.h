@@ -27,7 +27,8 @@ vla_status vlai_pass_dead(vla_graph *g, size_t *removed, vla_error *err);
  * bits. Runs before autodiff; `rewritten` (may be NULL) counts rewrites. */
 vla_status vlai_pass_narrow(vla_graph *g, size_t *rewritten, vla_error *err);
 vla_status vlai_pass_precision(vla_graph *g, vla_numerics numerics, vla_error *err);
-/* keep: bytes of what `cheap` would make again that are kept instead; with `layer`, of the last layers, which follow the rule of cheap. */
+/* keep: bytes of what `cheap` would make again that are kept instead; with `layer`, of the last
+ * layers' values, as many layers as that holds: these follow the rule of cheap. */
 vla_status vlai_pass_recompute(vla_graph *g, vla_recompute mode, size_t keep, vla_error *err);
 
 /* A graph of its own: the norms of a store's whole weights. group: per parameter, one of `groups`, each of which must have some, or -1.

@@ -185,8 +185,8 @@ static void keep_some(state *s, const bool *read, double keep)
             s->again[g->nodes[n].outputs[0]] = 0;
 }
 
-/* By the rule of cheap: the first of the last layers whose values that are kept fit into `keep` bytes, one past the last layer where
- * none does. */
+/* The first layer that is not made again: of it and of those behind it, what the rule of cheap keeps takes at most `keep` bytes. One
+ * past the last layer where not even that one fits. */
 static int first_kept_layer(const state *s, double keep)
 {
     const vla_graph *g = s->g;
@@ -203,7 +203,7 @@ static int first_kept_layer(const state *s, double keep)
     return end;
 }
 
-/* Of layers before `end`. */
+/* Marks the values of the layers before `end` that are read in their own layer alone. */
 static void choose_layer(state *s, int end)
 {
     const vla_graph *g = s->g;
@@ -302,13 +302,15 @@ vla_status vlai_pass_recompute(vla_graph *g, vla_recompute mode, size_t keep, vl
                 s.kept[g->nodes[i].inputs[k]] = true;
     }
     memcpy(read, s.kept, n * sizeof *read);
-    choose_cheap(&s);
-    if (mode == VLA_RECOMPUTE_LAYER) {
-        int end = keep ? first_kept_layer(&s, (double)keep) : INT32_MAX;
-        memcpy(s.kept, read, n * sizeof *read);
-        choose_layer(&s, end);
+    int end = INT32_MAX;
+    if (mode == VLA_RECOMPUTE_LAYER && keep) { /* what the rule of cheap would keep, to see how many layers fit; then undone */
         choose_cheap(&s);
+        end = first_kept_layer(&s, (double)keep);
+        memcpy(s.kept, read, n * sizeof *read);
     }
+    if (mode == VLA_RECOMPUTE_LAYER)
+        choose_layer(&s, end);
+    choose_cheap(&s);
     if (mode == VLA_RECOMPUTE_CHEAP && keep)
         keep_some(&s, read, (double)keep);
     VLA_TRY_GOTO(rewrite(&s, producer, err), done);

@@ -265,7 +265,7 @@ static vla_status choose_recompute(vlai_plans *p, vlai_bucket *b, vla_recompute 
     if (*mode != VLA_RECOMPUTE_NONE && (p->options.limit || p->options.plan.keep || !vlai_store_is_sharded(p->store)) &&
         vlai_device_keep(*mode, p->options.plan.numerics, p->options.plan.keep, room, need, own.arena)) {
         VLA_TRY(keep_more(p, b, *mode, room, held, &need, err));
-        vlai_text_printf(line, " and %.3f GB with what it has room to keep", 1e-9 * (double)need);
+        vlai_text_printf(line, " and %.3f GB with %s it has room to keep", 1e-9 * (double)need, *mode == VLA_RECOMPUTE_LAYER ? "the last layers, which" : "what");
     }
     if (room < SIZE_MAX)
         vlai_text_printf(line, ", %.3f GB are there", 1e-9 * (double)room);

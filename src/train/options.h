@@ -271,11 +271,13 @@
 #define VLAI_OPTIONS_MEMORY(X)                                                                                         \
     X(CHOICE, recompute, 0, 0, 0, WORKS, "none|cheap|layer|auto; what the backward computes again instead of keeping " \
       "it: nothing, norms and products, or whole layers; auto: the least of these that fits. Not given: none; with "   \
-      "WALLX_PERF_ALLOC cheap, and on a GPU layer where cheap does not fit")                                           \
+      "WALLX_PERF_ALLOC cheap, and on a GPU layer where cheap does not fit. Chosen so, with room to spare cheap keeps some of its " \
+      "values after all, and layer its last layers")                                                                   \
     X(REAL, device_gb, 0, 0, 1e6, WORKS, "most memory of the device that the run may take, in GB of 10^9 bytes; on a " \
       "CPU it is no limit, only what recompute auto goes by; 0 = all that is free")                                                \
-    X(REAL, keep_gb, 0, 0, 1e6, WORKS, "GB of values that recompute cheap keeps all the same, as far as there is room, " \
-      "also with bf16-sr and bf16-plain and on several ranks; 0 = by the room that one rank has, with the others none")
+    X(REAL, keep_gb, 0, 0, 1e6, WORKS, "most GB of values that are kept although recompute would make them again: with cheap some " \
+      "of its values, with layer its last layers. auto takes as much of it as there is room for, a level that is given takes all. 0 = on " \
+      "one rank all the room that there is, but with cheap none in bf16-sr and bf16-plain; on several, without device_gb, none")
 
 /* Several ranks. On one nothing of it has an effect. */
 #define VLAI_OPTIONS_DIST(X)                                                                                           \

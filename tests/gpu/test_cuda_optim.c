@@ -49,7 +49,7 @@ typedef struct update {
 
 static const char *const OPERAND[OPERAND_COUNT] = {"the weight", "the gradient", "m", "v", "hyper", "clip", "the low bits"};
 
-/* Zeros, subnormals, the ends of ranges, what overflows; from FINITE on what no master can stand for. */
+/* Zeros, subnormals, the ends of ranges, what overflows; from FINITE on what would make a master NaN, which its two halves cannot hold. */
 static const float STRANGE[] = {0, -0.0f, 1e-45f, -3e-39f, 0x1p-126f, 0x1p-101f, 0x1p-100f, -0x1.8p-100f, 0x1p-99f, -0x1p-61f, 0x1p-60f, 1e-12f, 0x1p19f,
                                 0x1p20f, 0x1.02p20f, -0x1p21f, 0x1p59f, 0x1p60f, -0x1.02p60f, 0x1p61f, 1e38f, -3e38f, INFINITY, -INFINITY, NAN};
 enum { STRANGE_COUNT = sizeof STRANGE / sizeof *STRANGE, FINITE = STRANGE_COUNT - 4 };
@@ -61,7 +61,8 @@ static void make_strange(update *u)
         int64_t pack = (i / 8 + i / 4096) % 4;
         for (int k = 0; pack && k < 4; k++) {
             float x = STRANGE[random_below(u->mode->masters ? FINITE : STRANGE_COUNT)];
-            if (!u->in[k].data || (pack == 1 ? k == 0 : random_below(pack == 2 ? 4 : 32)))
+            bool chosen = pack == 1 ? k > 0 : random_below(pack == 2 ? 4 : 32) == 0;
+            if (!u->in[k].data || !chosen)
                 continue;
             if (u->in[6].data && k == 0)
                 ((uint16_t *)u->in[6].data)[i] = 0;

@@ -126,7 +126,7 @@ static void test_wanted(void **state)
     }
 }
 
-/* Where the rule of cheap does not fit for all layers, it holds for as many as do: in every mode, whose bits the level does not change. */
+/* Where the rule of cheap does not fit for all layers, it holds for as many of the last ones as do, in every mode. */
 static void test_some_layers(void **state)
 {
     (void)state;
