@@ -220,7 +220,7 @@ __device__ inline void adamw_one(float &p, float g, float &m, float &v, const ad
     p = __fsub_rn(__fmul_rn(p, s.decay), __fmul_rn(s.step, __fdiv_rn(m, denominator)));
 }
 
-/* The same bits in half the instructions, if `quick` stays true: the root and the quotient by the sequences that nvcc makes of
+/* The same bits in fewer instructions, if `quick` stays true: the root and the quotient by the sequences that nvcc makes of
  * __fsqrt_rn and __fdiv_rn for numbers in the middle of the range, without its branches for others. In the middle: v in [2^-100, 2^20],
  * |m| in [2^-100, 2^60], and the step's numbers as quick_step wants them; so the denominator is in [2^-60, 2^21], the quotient in
  * [2^-121, 2^120], and nothing between is subnormal or overflows. p is finite, and no result is NaN. */
