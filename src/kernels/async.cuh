@@ -128,6 +128,17 @@ template <int WORDS, int STAGES> struct word_ring {
     }
 };
 
+/* Whether a kernel of more than 64 registers, which is empty where the device has no copy engine, was compiled for the device: empty
+ * ones take few. */
+template <class K> inline bool has_code(K kernel)
+{
+    cudaFuncAttributes a;
+    if (cudaFuncGetAttributes(&a, kernel) == cudaSuccess)
+        return a.numRegs > 64;
+    (void)cudaGetLastError();
+    return false;
+}
+
 /* Lets a kernel have this much dynamic shared memory, and as many blocks of it as fit. */
 template <class K> inline int allow_ring(K kernel, size_t bytes)
 {

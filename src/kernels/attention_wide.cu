@@ -754,16 +754,9 @@ __global__ void __launch_bounds__(TEAM, LONG_KEY_BLOCKS)
 #endif
 }
 
-/* Whether the code was compiled for the device: kernels without it take few registers. */
 bool compiled()
 {
-    static const bool there = [] {
-        cudaFuncAttributes a;
-        if (cudaFuncGetAttributes(&a, wide_grad_kernel) == cudaSuccess)
-            return a.numRegs > 64;
-        cudaGetLastError();
-        return false;
-    }();
+    static const bool there = has_code(wide_grad_kernel);
     return there;
 }
 

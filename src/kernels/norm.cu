@@ -589,8 +589,7 @@ static int norm_backward_rows(const vlai_cuda_call *call, const vlai_cuda_tensor
         auto launch = [&](auto by, auto with_sums) {
             using BY = decltype(by);
             auto kernel = norm_rows_kernel<BY, W, decltype(with_sums)::value>;
-            cudaFuncAttributes a;
-            if (cudaFuncGetAttributes(&a, kernel) || a.numRegs <= 64 /* empty */ || allow_ring(kernel, BY::BYTES)) {
+            if (!has_code(kernel) || allow_ring(kernel, BY::BYTES)) {
                 (void)cudaGetLastError();
                 return 0;
             }

@@ -211,11 +211,16 @@ struct adamw_step {
     float decay, step, root, clip; /* root: 1 / sqrt(bc2) */
 };
 
-__device__ inline void adamw_one(float &p, float g, float &m, float &v, const adamw_step &s, const adamw_record &o)
+__device__ inline void adamw_moments(float g, float &m, float &v, const adamw_step &s, const adamw_record &o)
 {
     float gradient = __fmul_rn(g, s.clip);
     m = __fadd_rn(m, __fmul_rn(o.b1, __fsub_rn(gradient, m)));
     v = __fadd_rn(__fmul_rn(v, o.b2), __fmul_rn(o.c2, __fmul_rn(gradient, gradient)));
+}
+
+__device__ inline void adamw_one(float &p, float g, float &m, float &v, const adamw_step &s, const adamw_record &o)
+{
+    adamw_moments(g, m, v, s, o);
     float denominator = __fadd_rn(__fmul_rn(__fsqrt_rn(v), s.root), o.eps);
     p = __fsub_rn(__fmul_rn(p, s.decay), __fmul_rn(s.step, __fdiv_rn(m, denominator)));
 }
@@ -227,9 +232,8 @@ __device__ inline void adamw_one(float &p, float g, float &m, float &v, const ad
 __device__ inline void adamw_one_quick(float &p, float g, float &m, float &v, const adamw_step &s, const adamw_record &o, bool &quick)
 {
     enum : uint32_t { LEAST = (127u - 100) << 23, MOST_V = (127u + 20) << 23, MOST_M = (127u + 60) << 23 };
-    float gradient = __fmul_rn(g, s.clip), y, r;
-    m = __fadd_rn(m, __fmul_rn(o.b1, __fsub_rn(gradient, m)));
-    v = __fadd_rn(__fmul_rn(v, o.b2), __fmul_rn(o.c2, __fmul_rn(gradient, gradient)));
+    float y, r;
+    adamw_moments(g, m, v, s, o);
     asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(v));
     float root = __fmul_rn(v, y);
     root = __fmaf_rn(__fmaf_rn(-root, root, v), __fmul_rn(y, 0.5f), root);

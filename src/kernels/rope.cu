@@ -335,11 +335,10 @@ int rotate_rows(const vlai_cuda_call *call, const rope_route<X> &route, const vl
 template <class C> int rotate_by_rows(const vlai_cuda_call *call, const rope_route<bf16> &route, const C *c, const C *s, row_parts &parts, bool *done)
 {
     auto kernel = rope_rows_kernel<C>;
-    cudaFuncAttributes a;
     if (route.cols != ROPE_COLS || call->node->attrs.rope.head_dim != 2 * ROPE_HALF || call->node->attrs.rope.heads != ROPE_HEADS || route.at_a ||
         route.rows_b || route.rows_a != route.rows || route.rows > INT32_MAX / 64)
         return 0;
-    if (cudaFuncGetAttributes(&a, kernel) || a.numRegs <= 64 /* empty */ || allow_ring(kernel, rope_rows_bytes<C>())) {
+    if (!has_code(kernel) || allow_ring(kernel, rope_rows_bytes<C>())) {
         (void)cudaGetLastError();
         return 0;
     }

@@ -229,11 +229,9 @@ static vla_status make_plan(vlai_plans *p, vlai_bucket *b, vla_recompute recompu
     return b->training ? note_step(p, b->status, b->plan, err) : VLA_OK;
 }
 
-/* With room to spare, less is made again; *need becomes what that takes. Ranks leave it free, since
- * sharing state out is to make room, unless a limit says how much they may take. */
-static vla_status keep_more(vlai_plans *p, vlai_bucket *b, vla_recompute mode, size_t room, size_t held, size_t *need, vla_error *err)
+/* With room to spare, less is made again, by `keep` bytes or, where those do not fit, by half as many; *need becomes what that takes. */
+static vla_status keep_more(vlai_plans *p, vlai_bucket *b, vla_recompute mode, size_t keep, size_t room, size_t held, size_t *need, vla_error *err)
 {
-    size_t keep = vlai_device_keep(mode, p->options.plan.numerics, p->options.plan.keep, room, *need, vlai_plan_needs(p->executor, b->plan).arena);
     do {
         vla_plan_destroy(b->plan);
         b->plan = NULL;
@@ -262,9 +260,11 @@ static vla_status choose_recompute(vlai_plans *p, vlai_bucket *b, vla_recompute 
         vla_plan_destroy(b->plan);
         b->plan = NULL;
     }
-    if (*mode != VLA_RECOMPUTE_NONE && (p->options.limit || p->options.plan.keep || !vlai_store_is_sharded(p->store)) &&
-        vlai_device_keep(*mode, p->options.plan.numerics, p->options.plan.keep, room, need, own.arena)) {
-        VLA_TRY(keep_more(p, b, *mode, room, held, &need, err));
+    /* Ranks leave room free, since sharing state out is to make it, unless a limit says how much they may take. */
+    bool spare = p->options.limit || p->options.plan.keep || !vlai_store_is_sharded(p->store);
+    size_t keep = spare ? vlai_device_keep(*mode, p->options.plan.numerics, p->options.plan.keep, room, need, own.arena) : 0;
+    if (keep) {
+        VLA_TRY(keep_more(p, b, *mode, keep, room, held, &need, err));
         vlai_text_printf(line, " and %.3f GB with %s it has room to keep", 1e-9 * (double)need, *mode == VLA_RECOMPUTE_LAYER ? "the last layers, which" : "what");
     }
     if (room < SIZE_MAX)

@@ -86,6 +86,8 @@ vlai_plan_need vlai_plan_needs(const vla_executor *ex, const vla_plan *plan)
 size_t vlai_device_keep(vla_recompute mode, vla_numerics numerics, size_t wanted, size_t room, size_t need, size_t arena)
 {
     bool leaves_free = mode == VLA_RECOMPUTE_CHEAP && (numerics == VLA_BF16_SR || numerics == VLA_BF16_PLAIN);
+    if (mode == VLA_RECOMPUTE_NONE)
+        return 0;
     if (room == SIZE_MAX || (!wanted && leaves_free))
         return wanted;
     size_t margin = arena / 16 + room / 64, spare = room <= need || room - need <= margin ? 0 : room - need - margin;

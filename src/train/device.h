@@ -37,7 +37,7 @@ size_t vlai_device_room(const vla_executor *executor, size_t limit, size_t held)
 
 /* Of what `need` bytes, among them a plan's arena, leave of the room: how much may go to values that the plan would make
  * again otherwise (vla_plan_options.keep), `wanted` at most (memory.keep_gb; 0: not bounded). A sixteenth of the arena and a
- * 64th of the room stay free, for larger batches. Unless it is wanted, nothing with cheap recompute in bf16-sr and bf16-plain: who takes
+ * 64th of the room stay free, for larger batches. Nothing where nothing is made again. Unless it is wanted, nothing with cheap recompute in bf16-sr and bf16-plain: who takes
  * a mode without masters wants memory for other things (at B = 26, 14 GB of it would buy 1 % of the step). */
 size_t vlai_device_keep(vla_recompute mode, vla_numerics numerics, size_t wanted, size_t room, size_t need, size_t arena);
 

@@ -228,7 +228,7 @@ vla_status vlai_run_memory_plan(const vla_model *model, const vla_adamw_options 
         p.options.recompute++;
         VLA_TRY_GOTO(plan_once(&p, slots, err), done);
     }
-    if (settings->automatic && p.options.recompute != VLA_RECOMPUTE_NONE && (settings->limit || settings->keep || settings->shard.world < 2)) { /* as the run itself decides */
+    if (settings->automatic && (settings->limit || settings->keep || settings->shard.world < 2)) { /* as the run itself decides */
         size_t keep = vlai_device_keep(p.options.recompute, p.options.numerics, settings->keep, room(&p), taken(&p), settings->executor ? p.need.arena : out->arena);
         for (; keep; keep = taken(&p) > room(&p) ? keep / 2 : 0) {
             p.options.keep = keep;

@@ -214,6 +214,7 @@ static void test_device_keep(void **state)
     assert_int_equal(vlai_device_keep(VLA_RECOMPUTE_CHEAP, VLA_BF16_MASTER, 0, SIZE_MAX, need, arena), 0);
     assert_int_equal(vlai_device_keep(VLA_RECOMPUTE_CHEAP, VLA_BF16_SR, 50, SIZE_MAX, need, arena), 50);
     assert_int_equal(vlai_device_keep(VLA_RECOMPUTE_LAYER, VLA_BF16_SR, 0, room, need, arena), spare);
+    assert_int_equal(vlai_device_keep(VLA_RECOMPUTE_NONE, VLA_BF16_MASTER, 50, room, need, arena), 0);
 }
 
 int main(void)
